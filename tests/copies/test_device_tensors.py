@@ -30,7 +30,7 @@ class Tensor(NamedTuple):
     memory: a numpy array or a torch tensor.
     order: the dimensions of the view in their order in memory.
     window: what the view has of each dimension in memory.
-    axis: the dimension of the view that is the blocks.
+    axis: the dimension of the view that numbers the blocks.
     """
 
     memory: Any
@@ -49,8 +49,8 @@ class Tensor(NamedTuple):
 
 @st.composite
 def tensors(draw: Any) -> Tensor:
-    """Draw a tensor with the blocks anywhere, dimensions in any order in memory, and perhaps with gaps. No
-    other dimension is as long as the blocks."""
+    """Draw a tensor with the block as any dimension, dimensions in any order in memory, and perhaps with
+    gaps. No other dimension is as long as that of the blocks."""
     sizes = draw(st.lists(st.integers(1, NUM_BLOCKS - 1), max_size=3))
     axis = draw(st.integers(0, len(sizes)))
     sizes.insert(axis, NUM_BLOCKS)
@@ -70,7 +70,7 @@ def blocks_first(view: Any, axis: int) -> Any:
 
 
 def named_views(message: str, given_tensors: Sequence[Any]) -> list[Any]:
-    """What a reader passes who does what the message says."""
+    """Return the view that the message says to pass."""
     passed = list(given_tensors)
     [advice] = re.findall(r"make them the first dimension: pass (.*)$", message)
     for one in advice.split(", device "):
@@ -96,7 +96,7 @@ def assert_copied_right(passed: Sequence[Any], all_of: Sequence[Tensor], pool: H
 @settings(max_examples=examples(400), deadline=None)
 @given(all_of=st.lists(tensors(), min_size=1, max_size=3))
 def test_any_layout_is_copied_right_or_the_error_names_the_view(all_of: list[Tensor]) -> None:
-    """Also beside tensors of another dtype, library and order of dimensions."""
+    """This also holds if the pool has other tensors with another dtype, library and order of dimensions."""
     passed = [tensor.view(tensor.memory) for tensor in all_of]
     right = [blocks_first(view, tensor.axis) for view, tensor in zip(passed, all_of)]
     with closing(HostPool(8, block_bytes_of(right))) as pool:

@@ -130,7 +130,7 @@ def test_every_path_in_the_documents_exists() -> None:
 
 
 def test_a_page_links_to_the_source_that_it_names() -> None:
-    """A reader of the site has no source beside the page. NAME stands for a file of the reader's own."""
+    """A reader of the site does not have the source files. NAME is a placeholder for a file of the reader."""
     for document in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
         prose = re.sub(r"(?sm)^ *```.*?^ *```|<!--.*?-->|\[[^\]]*\]\([^)]*\)", "", document.read_text())
         # A code span with blanks is a message or a command.

@@ -1,4 +1,4 @@
-"""docs/embedding.md, as a reader follows it: its blocks make the engine, and its commands end well."""
+"""docs/embedding.md as a reader follows it: its code blocks make the engine, and its commands succeed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
 def programs() -> dict[str, str]:
-    """Path -> text: what a reader writes who puts each block into the file that was named last."""
+    """Return path -> text, if each code block of the page goes into the file that the page named last."""
     written: dict[str, str] = {}
     for block in BLOCK.finditer(PAGE):
         if block[1] == "python":
@@ -26,14 +26,14 @@ def programs() -> dict[str, str]:
 
 
 def test_the_blocks_of_the_page_are_the_whole_example() -> None:
-    """Nothing of the engine is left out of the page."""
+    """The page shows the complete engine."""
     files = sorted((ROOT / "examples" / "engine").glob("*.py"))
     assert programs() == {f"engine/{path.name}": path.read_text(encoding="utf-8") for path in files}
 
 
 @pytest.mark.slow
 def test_a_reader_gets_an_engine_and_a_finished_log(tmp_path: Path) -> None:
-    """In an empty directory, with nothing but the page."""
+    """The reader starts in an empty directory and needs only the page."""
     pytest.importorskip("torch")
     (tmp_path / "engine").mkdir()
     for path, text in programs().items():

@@ -1,4 +1,4 @@
-"""The engine of `examples/engine`: its tokens are those of the model alone, whatever happens to it."""
+"""The engine of `examples/engine` makes the same tokens as the model without a cache, in every workload."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ ENGINE = Path(engine_module.__file__).parent
 
 
 def is_finished(log: Path) -> bool:
-    """Whether `kvsm verify --strict` is content with this log."""
+    """Whether `kvsm verify --strict` passes on this log."""
     found = verify_log(log)
     return found.good and found.unfinished is not None and found.unfinished.finished
 
 
 def workload(seed: int, count: int) -> list[tuple[Any, ...]]:
-    """More prompts than the device can hold, which come again."""
+    """Draw repeated prompts that together do not fit into the device."""
     random, actions = Random(seed), list[tuple[Any, ...]]()
     for _ in range(count):
         actions += [
@@ -70,7 +70,7 @@ RANDOM = given(
 def test_tokens_are_equal_and_the_log_is_finished(
     actions: list[tuple[Any, ...]], fail_rate: float, seed: int
 ) -> None:
-    """With chunks, preemptions, failed copies, aborts and new weights."""
+    """The workloads have chunked prefill, preemptions, failed copies, aborts and new weights."""
     check_tokens_and_log(actions, fail_rate, seed)
 
 
@@ -84,7 +84,7 @@ def test_tokens_are_equal_and_the_log_is_finished_long(
 
 
 def test_the_host_saves_compute_and_changes_no_token(tmp_path: Path) -> None:
-    """With and without kvsm, on a workload in which everything happens."""
+    """The same workload runs with and without kvsm."""
     actions = workload(3, 20)
     without = serving_without()
     without.serve(actions)
@@ -119,7 +119,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("mistake", WRONG_TOKENS)
 def test_a_mistake_of_an_embedder_gives_other_tokens(mistake: str, tmp_path: Path) -> None:
-    """So the tests above can fail."""
+    """This shows that the tests above can fail."""
     actions = [*workload(3, 6), ("weights",), *workload(3, 4)]
     with serving(tmp_path / "log", module=with_mistake(*WRONG_TOKENS[mistake])) as served:
         served.serve(actions)
@@ -146,7 +146,7 @@ def test_a_request_that_can_never_be_served_is_refused(tmp_path: Path) -> None:
 
 
 class Pool(OffloadMachine):
-    """The pool of the example, tested as docs/testing.md says."""
+    """Tests the pool of the example as docs/testing.md describes."""
 
     configurations = configurations(prefix_cache=True)
 

@@ -1,4 +1,4 @@
-"""docs/incidents.md, as an engineer on call follows it: six logs, and nothing known but the page."""
+"""docs/incidents.md as an engineer on call follows it, for six logs and with no other knowledge."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def says(headline: str, phrase: str) -> bool:
 
 
 def rows_for(headline: str) -> list[tuple[str, str]]:
-    """The phrase of each row that says what the headline says, and what to do then."""
+    """Return (phrase, what to do) of each row whose phrase matches the headline."""
     return [
         (phrase, then) for phrases, then in ROWS for phrase in phrases.split(", ") if says(headline, phrase)
     ]
 
 
 def commands_of(then: str, log: Path, printed: str) -> Iterator[str]:
-    """The commands of a row, with the names that were printed before."""
+    """Yield the commands of a row, with names from the earlier output in place of placeholders."""
     for command in re.findall(r"`(kvsm [^`]+)`", then):
         filled: str | None = command.replace("DIR", str(log))
         for placeholder, pattern in NAMES.items():
@@ -81,7 +81,8 @@ TRUTH = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TRUTH)
 def test_the_page_leads_to_the_incident(name: str, tmp_path: Path) -> None:
-    """From the page's first command over the first trouble to the row of the table, and its commands."""
+    """Follow the page: run its first command, find the table row for the first trouble, and run that row's
+    commands."""
     named, evidence = TRUTH[name]
     log = INCIDENTS[name](tmp_path / "log")
     [first_command] = PAGE.split("Start here:\n\n```\n")[1].split("\n```")[0].splitlines()
@@ -98,7 +99,7 @@ def test_the_page_leads_to_the_incident(name: str, tmp_path: Path) -> None:
 
 
 def test_a_row_of_the_table_names_each_incident_once() -> None:
-    """No phrase says what another one says, so one row is found for a headline."""
+    """No phrase matches another phrase, so at most one row matches a headline."""
     phrases = [phrase for phrases, _ in ROWS for phrase in phrases.split(", ")]
     for phrase in phrases:
         assert [other for other, _ in rows_for(phrase)] == [phrase]

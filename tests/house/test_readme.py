@@ -29,7 +29,7 @@ def test_embedding_example_runs_and_its_log_verifies(tmp_path: Path, monkeypatch
 
 @pytest.mark.slow
 def test_embedding_examples_pass_a_strict_type_checker(tmp_path: Path) -> None:
-    """An embedder who checks types can begin with them as they are: the README's, and the engine."""
+    """The examples of the README and the engine can be copied unchanged into a project that checks types."""
     assert EXAMPLE is not None
     (tmp_path / "program.py").write_text(EXAMPLE.group(1))
     engine = sorted(map(str, (ROOT / "examples" / "engine").glob("*.py")))

@@ -87,7 +87,8 @@ def test_the_main_job_tells_what_happened() -> None:
 
 
 def test_it_begins_with_what_offload_saved(capsys: pytest.CaptureFixture[str]) -> None:
-    """First the tokens that the device did not hold, and how many were loaded; then the time that saves."""
+    """The first line says how many tokens the device did not hold and how many of them were loaded; the
+    second says how much time that saved."""
     pressed = RunOptions(requests=100, device_blocks=96, block_bytes=64, copies="simulated")
     result = run_workload(pressed)
     loaded, computed = result.host_hit_tokens, result.computed_tokens
@@ -102,7 +103,7 @@ def test_it_begins_with_what_offload_saved(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_figures_of_a_benchmark_are_in_the_json_alone() -> None:
-    """How fast a busy machine decided or copied says nothing to a newcomer."""
+    """The speed of decisions or copies on a busy machine tells a new user nothing."""
     shown, told = kvsm(*TINY).stdout, json.loads(kvsm(*TINY, "--json").stdout)
     assert re.search(r"GB/s|\bus\b|a block entry", shown) is None
     assert told["decision_us"] > 0

@@ -1,4 +1,4 @@
-"""Random workloads for the engine of `examples/engine`, and the tokens that they must give."""
+"""Random workloads for the engine of `examples/engine`, and the tokens that it must produce."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ACTIONS = st.one_of(
 
 
 class NoOffload:
-    """Has the calls of `OffloadScheduler`, and offloads nothing."""
+    """Has the calls of `OffloadScheduler`, but offloads nothing."""
 
     def nothing(self, *_: Any, **__: Any) -> None: ...
 
@@ -81,8 +81,8 @@ class LateWorker(Worker):
 
 
 class Serving:
-    """An engine at work. `requests` has all that came; `versions` the weights that computed each output
-    token of each of them."""
+    """A running engine. `requests` holds all requests that arrived; `versions` the version of the weights
+    that computed each output token of each request."""
 
     def __init__(self, engine: Any, module: Any = engine_module) -> None:
         self.engine, self._module = engine, module
@@ -115,7 +115,7 @@ class Serving:
             versions += [self.engine.model.version] * (computed - len(versions))
 
     def serve(self, actions: Sequence[Sequence[Any]]) -> None:
-        """Do these, and then step until all requests have ended."""
+        """Carry out these actions, and then step until all requests have ended."""
         for action in actions:
             self.act(action)
         for _ in range(5_000):
@@ -125,7 +125,7 @@ class Serving:
         raise AssertionError(f"never ended: {list(self.engine.requests)}")
 
     def wrong(self) -> list[str]:
-        """The requests whose tokens are not those of the model without any cache."""
+        """Return the requests whose tokens differ from those of the model without any cache."""
         return [
             request.request_id
             for request in self.requests

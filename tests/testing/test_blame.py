@@ -1,4 +1,5 @@
-"""What a failure of a machine names: a policy that reads a clock, who wrote wrong bytes, the line to mark."""
+"""A failure of a machine names a policy that reads a clock, the call that wrote wrong bytes, and the line to
+mark."""
 
 from __future__ import annotations
 
@@ -77,7 +78,8 @@ class TimedFromTheStart(LRUPolicy):
     ],
 )
 def test_a_policy_that_no_replay_repeats_is_named(chosen: type[LRUPolicy], does: str, after: int) -> None:
-    """Although no block was chosen by it yet: the time may matter only after an hour."""
+    """The policy is named even if the clock has not yet changed a choice: it may matter only after an
+    hour."""
 
     class Machine(OffloadMachine):
         policy = chosen
@@ -91,7 +93,7 @@ def test_a_policy_that_no_replay_repeats_is_named(chosen: type[LRUPolicy], does:
 
 
 class LogsAndDraws(LRUPolicy):
-    """A logger reads the clock for itself, and a seeded generator draws the same numbers again."""
+    """A logger may read the clock, and a seeded generator draws the same numbers in a replay."""
 
     drawn = Random(3)
 
@@ -128,7 +130,7 @@ class Neighbour(OffloadMachine):
 
 
 def test_wrong_bytes_name_the_writer_the_reader_and_the_calls() -> None:
-    """From the device block that is read back to the slot that the load took its bytes from."""
+    """The failure covers the device block that was read, and the slot from which a load copied its bytes."""
     machine = Neighbour()
     machine.open(Configuration(), Arrival(length=6, outputs=1))
     machine.let_all_end()
@@ -184,7 +186,7 @@ def test_wrong_bytes_of_a_copy_engine_name_its_submit() -> None:
 
 
 def test_a_load_of_another_block_names_both_stores() -> None:
-    """In the books of a manager of vLLM."""
+    """This is the failure of a vLLM manager."""
     books = ManagerBooks(4, False, BlockHistory(UnderTest()))
     books.store_begins([b"a", b"b"], [b"a", b"b"], [], [0, 1])
     books.store_ends([b"a", b"b"], True)
@@ -224,7 +226,7 @@ class Kept(OffloadMachine):
 
 
 def test_the_place_is_the_method_that_was_called_last() -> None:
-    """Of the methods that the user wrote: not the machine, and not what was inherited."""
+    """Only methods that the user wrote count: not the machine's, and not inherited ones."""
     machine = opened(Kept())
     with pytest.raises(PropertyBroken, match="keys match after a reset") as broken:
         machine.reset(True)
@@ -244,7 +246,8 @@ def test_the_place_is_the_method_that_was_called_last() -> None:
     ],
 )
 def test_the_docstring_names_all_that_a_machine_needs(file: str, name: str) -> None:
-    """Each method to override and each option. The machine of managers cannot be imported without vLLM."""
+    """It names each method to override and each option. The machine for managers is left out: it cannot be
+    imported without vLLM."""
     [machine] = [
         node
         for node in nodes_of(ROOT / "kvsm" / "testing" / file)

@@ -165,7 +165,7 @@ def test_each_bug_is_named_and_marked_where_it_is(
 
 
 def test_a_night_of_fuzzing_marks_the_same_line(ran: Ran) -> None:
-    """`kvsm fuzz --github` of the page, which saves the failure unshrunk without a time to reduce."""
+    """Runs the page's `kvsm fuzz --github` with no time to reduce, so the failure is saved unshrunk."""
     options = "--seed 4 --runs 9 --jobs 1 --reduce-seconds 0 --log found --github"
     fuzzed = run(ran.directory, "kvsm", "fuzz", "--target", "test_ours:Reset", *options.split())
     assert fuzzed.code == 1
@@ -178,7 +178,7 @@ def test_a_night_of_fuzzing_marks_the_same_line(ran: Ran) -> None:
 
 
 def test_the_pages_have_all_names_that_the_user_needs() -> None:
-    """Nobody has to read the source for an import or for the signature of a call."""
+    """A user need not read the source to find an import or the signature of a call."""
     pages = "".join((ROOT / "docs" / name).read_text() for name in ("testing.md", "scheduler.md"))
     for line in re.findall(r"^(?:from|import) kvsm.*$", CONNECTOR + CONFTEST, re.M):
         assert line in pages, line

@@ -355,7 +355,7 @@ def test_watched_pool_refuses(pool: type[UsersPool], use: Callable[[WatchedPool]
 
 
 def test_machine_resets_a_pool_while_blocks_are_held() -> None:
-    """S14: in each example, whatever Hypothesis does before. So no number of examples is needed."""
+    """The machine checks this (S14) at the end of every example, so one example is enough."""
 
     class Machine(OffloadMachine):
         def make_pool(self, blocks: int) -> KeepsKeysOfHeldBlocks:

@@ -1,6 +1,7 @@
-"""The end of a walk and of a reduction: between two steps, in time, and nothing that was found is lost.
+"""Walks and reductions end between two steps and in time, and all results are saved.
 
-Clocks are counted looks, and signals are sent by the code under test, so that no test depends on real time.
+A fake clock advances with each look, and the code under test sends the signals, so no test depends on real
+time.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> Callable[[], float]:
 
 
 def after(looks: int) -> Callable[[], bool]:
-    """Whether it was asked more than `looks` times."""
+    """Whether it was called more than `looks` times."""
     asked = itertools.count(1)
     return lambda: next(asked) > looks
 
@@ -130,7 +131,7 @@ def after(looks: int) -> Callable[[], bool]:
 @pytest.mark.parametrize("target", [SHELF, ENGINE])
 @pytest.mark.parametrize("seconds", [0, 12])
 def test_a_reduction_ends_in_its_own_time(target: str, seconds: int, looks: Callable[[], float]) -> None:
-    """It looks at the clock at each step. What it has by then fails, and says that it could be shorter."""
+    """It checks the clock at each step. The result so far still fails, and is marked as not minimal."""
     result = counted(target, "--reduce-seconds", seconds)
     assert looks() <= seconds + 5
     assert result.exit_code == ExitCode.BROKEN
@@ -147,7 +148,7 @@ def test_a_reduction_ends_in_its_own_time(target: str, seconds: int, looks: Call
 
 @pytest.mark.usefixtures("looks")
 def test_the_longer_the_time_the_fewer_the_actions() -> None:
-    """So a cut reduction keeps what it has reached."""
+    """So a reduction that is cut short keeps its progress."""
     many = []
     for seconds in (0, 400, 100_000):
         shutil.rmtree("found", ignore_errors=True)
@@ -159,7 +160,7 @@ def test_the_longer_the_time_the_fewer_the_actions() -> None:
 
 @pytest.mark.usefixtures("looks")
 def test_a_corpus_is_reduced_in_the_same_time() -> None:
-    """Later walks reduce the rest."""
+    """Later walks reduce the remaining entries."""
     result = fuzz("--seed", 3, "--runs", 2, "--jobs", 1, "--corpus", "corpus", "--reduce-seconds", 0)
     assert result.exit_code == 0
     kept = [json.loads(path.read_bytes()) for path in Path("corpus").iterdir()]
@@ -178,7 +179,7 @@ def test_help_tells_of_both_times() -> None:
 
 @pytest.mark.parametrize("target", [SHELF, ENGINE])
 def test_a_failure_is_saved_before_it_is_reduced(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reduction that is killed loses nothing."""
+    """If the process is killed during the reduction, the failure is already saved."""
 
     def killed(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -193,7 +194,8 @@ def test_a_failure_is_saved_before_it_is_reduced(target: str, monkeypatch: pytes
 
 
 def test_a_saved_failure_is_replaced_by_the_reduced_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The directory holds one failure: its log, steps and test have no part of the unreduced one."""
+    """The directory then holds only the reduced failure: its log, steps and test replace those of the
+    unreduced one."""
     free_slots_under_copies(monkeypatch)
     counted("core")
     core_events = failures.load(Path("found")).case().make().events
@@ -215,7 +217,7 @@ def test_a_long_failure_is_not_printed_whole() -> None:
 
 
 def test_a_signal_in_a_finalizer_ends_the_walk() -> None:
-    """An exception of the handler would be printed and lost there, and the walk would continue."""
+    """An exception raised by the handler would only be printed there, and the walk would continue."""
     result = counted("my_signals:EndedInFinalizer")
     assert result.exit_code == ExitCode.TERMINATED
     assert json.loads(Path("kvsm-fuzz.json").read_bytes())["next_run"] == 0
@@ -233,7 +235,7 @@ def test_a_signal_ends_a_walk_through_a_machine_between_two_of_its_steps() -> No
 
 
 def test_a_signal_in_a_reduction_keeps_the_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The exit code is that of a failure, and the directory repeats it."""
+    """The exit code is that of a failure, and the saved failure can be replayed."""
     import my_signals  # type: ignore[import-not-found]
 
     target = "my_signals:EndedWhileReduced"
@@ -253,7 +255,7 @@ def test_a_signal_in_a_reduction_keeps_the_failure(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
 def test_a_repeated_sigterm_changes_nothing_and_a_ctrl_c_ends_at_once(first: signal.Signals) -> None:
-    """A CI system sends both while results are saved. A person presses again if a step hangs."""
+    """A CI system sends both while results are saved. A person presses Ctrl-C again if a step hangs."""
     with ends_between_steps() as ending:
         os.kill(os.getpid(), first)
         assert ending.is_made()
@@ -266,7 +268,7 @@ def test_a_repeated_sigterm_changes_nothing_and_a_ctrl_c_ends_at_once(first: sig
 
 
 def test_results_of_processes_end_while_none_has_come() -> None:
-    """A process may hang. `is_over` is asked while its result is awaited."""
+    """A process may hang, so `is_over` is also asked while waiting for a result."""
     executor = ForkedProcesses(1)
     with executor.results(lambda _: time.sleep(10_000), itertools.count(), is_over=after(2)) as results:
         assert list(results) == []
@@ -277,7 +279,7 @@ def test_results_of_processes_end_while_none_has_come() -> None:
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_walk_that_is_over_has_whole_runs_only(jobs: int) -> None:
-    """The run that was cut short does not count, and is the next one."""
+    """A run that is cut short does not count: the next walk begins with it."""
 
     def make(random: Random) -> CoreWorld:
         return CoreWorld(draw_options(random))
@@ -299,7 +301,7 @@ def test_a_search_that_is_over_claims_no_length_that_it_has_not_finished() -> No
 
 
 class _Core(Choices):
-    """Draws worlds of the core, in place of vLLM's."""
+    """Draws worlds of the core instead of worlds of vLLM."""
 
     def case(self, random: Random) -> WalkCase:
         return draw_case("core", random)
@@ -311,7 +313,7 @@ class _Core(Choices):
 def test_defects_of_a_connector_share_the_time_and_are_saved_first(
     monkeypatch: pytest.MonkeyPatch, looks: Callable[[], float]
 ) -> None:
-    """`kvsm vllm-fuzz` saves each at once, and reduces all of them in one budget."""
+    """`kvsm vllm-fuzz` saves each defect at once, and reduces all of them within one time limit."""
     free_slots_under_copies(monkeypatch)
     monkeypatch.setattr("kvsm.cli.vllm_fuzz._version", lambda: "0")
     kept: list[bool] = []

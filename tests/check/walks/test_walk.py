@@ -95,7 +95,7 @@ def test_a_process_that_is_killed_changes_no_result(tmp_path: Path) -> None:
 
 
 def test_a_limit_ends_the_walk() -> None:
-    """It ends after the run that reaches the limit; a walk has one run at least."""
+    """The walk ends after the run that reaches the limit; it has at least one run."""
     result = walk(drawn_world, 9, operations=1000)
     assert 1000 <= result.operations < 1000 + 4 * MOST_ACTIONS
     assert walk(drawn_world, 9, seconds=0).runs == 1

@@ -93,7 +93,7 @@ _RARE = {
 
 
 def test_a_walk_logs_no_warning(caplog: pytest.LogCaptureFixture) -> None:
-    """It makes wrong calls on purpose, after restarts too. A fuzzer must not tell of each."""
+    """It makes wrong calls on purpose, after restarts too; a warning for each would flood the output."""
     walked(CoreOptions(), 4, 1_000)
     assert caplog.records == []
 

@@ -187,7 +187,7 @@ ODD: st.SearchStrategy[Any] = st.one_of(
     st.lists(st.binary(max_size=3) | st.integers(0, 3), max_size=4).map(tuple),
     st.lists(st.tuples(st.sampled_from(["r", "\ud800", b"r", 3]), NUMBERS), max_size=3).map(tuple),
 )
-"""What an embedder may give for a field of an event: right for some, wrong for most."""
+"""Values that an embedder may pass for a field of an event: right for some fields, wrong for most."""
 
 
 def odd_events() -> st.SearchStrategy[Any]:
@@ -220,7 +220,7 @@ def test_what_a_writer_accepts_is_read(odd: Any) -> None:
 
 
 def test_an_event_that_no_reader_reads_is_named(tmp_path: Path) -> None:
-    """With what to do: the reader's own message says too little."""
+    """The message says what to do; the reader's own message would say too little."""
     with LogWriter(tmp_path / "log", config=CONFIG, snapshot=WholeState) as writer:
         with pytest.raises(LogError, match=r"event 1, HitMatched, was not appended.* kvsm\.ids\.pack"):
             writer.append(HitMatched(1, 0, 0, "r", tuple(range(17))))
@@ -231,7 +231,7 @@ def test_an_event_that_no_reader_reads_is_named(tmp_path: Path) -> None:
 
 
 def test_what_an_embedder_changes_later_is_not_written(tmp_path: Path) -> None:
-    """Bytes that it keeps and changes before the flush."""
+    """The embedder keeps a mutable buffer of the event, and changes it before the flush."""
     key = bytearray(b"key")
     with LogWriter(tmp_path / "log", config=CONFIG, snapshot=WholeState) as writer:
         writer.append(KeysRecalled(1, 0, 0, (key,)))  # type: ignore[arg-type]

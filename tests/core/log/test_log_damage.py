@@ -225,7 +225,7 @@ def test_zeros_in_the_middle_are_damage(tmp_path: Path) -> None:
 def test_a_newer_kvsm_is_suspected_only_for_what_this_one_does_not_know(
     tmp_path: Path, frame: bytes, newer: bool
 ) -> None:
-    """Not for a value that no kvsm writes: the advice would lead astray."""
+    """For a value that no kvsm writes, the advice to use a newer kvsm would mislead."""
     write_open(tmp_path / "log", [1])
     with segment_path(tmp_path / "log", 1).open("ab") as file:
         file.write(frame)

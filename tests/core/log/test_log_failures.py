@@ -188,8 +188,8 @@ def test_a_segment_cut_while_it_opens_is_a_torn_tail(tmp_path: Path) -> None:
 
 
 def test_an_event_that_cannot_be_encoded_stops_the_writer(tmp_path: Path) -> None:
-    """It would be missing from the log, so nothing may follow it. Only a writer of events that are not
-    checked meets one."""
+    """It would be missing from the log, so nothing may follow it. This can only happen with
+    `checked=True`."""
     life = Life(tmp_path / "log", on_failure="continue", checked=True)
     written = life.append(1)
     life.writer.append(RequestArrived(2, 0, 0, object()))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A log whose last segments are missing says so: each segment names the next one, once that has its name."""
+"""A log whose last segments are missing says so: each segment names the next one once that has its name."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def end_of(log: Path) -> tuple[LogEnd, int | None, int]:
 def test_any_number_of_missing_segments_at_the_end_is_noticed(
     tmp_path: Path, written: object, compress: bool
 ) -> None:
-    """Whether or not the log was closed: it lacks events from the first one of the missing segments on."""
+    """This holds whether or not the log was closed. Events are missing from the first event of the missing
+    segments on."""
     assert callable(written)
     written(tmp_path / "log", [3, 2, 4, 1], segment_bytes=1, compress=compress)
     firsts = [first_event(path) for path in segment_paths(tmp_path / "log")]
@@ -50,7 +51,7 @@ def test_any_number_of_missing_segments_at_the_end_is_noticed(
 
 
 def test_a_log_that_was_closed_and_continued_lacks_its_last_life(tmp_path: Path) -> None:
-    """Its older life ended well, and says so; the log as a whole does not end there."""
+    """The older process closed the log, but the log as a whole does not end there."""
     write(tmp_path / "log", [3], durability="every")
     life = Life(find_end(LogDirectory(tmp_path / "log")), durability="every")
     life.append(2)
@@ -91,7 +92,7 @@ def test_a_segment_that_names_another_one_must_be_whole(tmp_path: Path) -> None:
 
 
 def test_no_writer_continues_a_log_without_its_end(tmp_path: Path) -> None:
-    """Somebody may have acted on the events that are missing."""
+    """Other processes may have acted on the missing events."""
     write(tmp_path / "log", [3, 2, 4], segment_bytes=1)
     segment_paths(tmp_path / "log")[-1].unlink()
     with pytest.raises(LogError, match="its last segments, from event 10 on, are missing"):
@@ -99,7 +100,8 @@ def test_no_writer_continues_a_log_without_its_end(tmp_path: Path) -> None:
 
 
 def test_a_name_that_may_not_outlive_a_power_loss_is_not_told(tmp_path: Path) -> None:
-    """Else a log would lack a segment of which no event was ever durable."""
+    """Otherwise a power loss that removes such a segment, of which no event was durable, would look like a
+    damaged log."""
     write(tmp_path / "log", [3])
     older, newest = SegmentFile(tmp_path / "log", 1), SegmentFile(tmp_path / "log", 4)
     life = Life(tmp_path / "other")
@@ -157,7 +159,7 @@ def test_a_follower_of_a_live_log_misses_nothing(tmp_path: Path) -> None:
 def test_every_command_says_that_the_end_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
 ) -> None:
-    """Exit code 1, and the first event that is missing."""
+    """Each exits with 1 and names the first missing event."""
     monkeypatch.chdir(tmp_path)
     random_life(3, 400, tmp_path / "log", writer={"segment_bytes": 3000}).close()
     *_, last = segment_paths(tmp_path / "log")

@@ -1,4 +1,4 @@
-"""The counts of each minute that a writer leaves: those of the segment's events, or none."""
+"""The counts that a writer saves for each segment equal those of the segment's events, or are left out."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_process_that_continues_a_log_counts_the_last_segment(tmp_path: Path) 
 
 
 def test_an_interrupted_count_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The segment whose count was interrupted has no counts, and all later ones have theirs."""
+    """Only the segment whose count was interrupted has no counts."""
     life = Life(tmp_path / "log", segment_bytes=SEGMENT_BYTES)
     with monkeypatch.context() as interrupted:
         interrupted.setattr(MinuteCounter, "_turn", _interrupt)
@@ -93,7 +93,8 @@ def test_counts_do_not_depend_on_the_frames(times_ns: list[int], cuts: list[int]
 
 @given(times_ns=times)
 def test_no_event_is_lost_when_the_parts_become_longer(times_ns: list[int]) -> None:
-    """A segment may last for days. The parts stay few, and each event is in the part that has its time."""
+    """A segment may last for days. There are still few parts, and each event counts in the part that contains
+    its time."""
     counter = MinuteCounter(1)
     counter.count(events(sorted(times_ns)))
     found = counter.minutes

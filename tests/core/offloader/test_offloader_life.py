@@ -257,11 +257,11 @@ class TestForgottenSubmit:
 
 
 class TestWrongReports:
-    """No right engine makes them, so a warning says what to do, once for each reason."""
+    """A correct engine never makes them, so a warning says what to do, once for each reason."""
 
     def test_rank_beyond_the_configuration_is_named(self, caplog: pytest.LogCaptureFixture) -> None:
-        """With one worker a block is readable after the first report. It does not matter that the transfer
-        has ended by then: the second rank is wrong, and not late."""
+        """With one worker a block is readable after the first report. The warning comes even if the transfer
+        has ended by then: the second rank is not late, but not configured."""
         core, log = new_core(workers=1)
         for first in (0, 1):
             transfer = store(core, "r", keys(1, f"p{first}"), first)
@@ -297,7 +297,7 @@ class TestWrongReports:
         assert "as a copy in the other direction" in caplog.text
 
     def test_late_and_doubled_reports_are_usual(self, caplog: pytest.LogCaptureFixture) -> None:
-        """A reset or a lost copy leaves some in any engine."""
+        """A reset or a lost copy causes some in every engine."""
         core, _ = new_core(workers=2)
         transfer = store(core, "r", keys(1))
         assert core.report(transfer, 1, True).rejected is RejectReason.STALE

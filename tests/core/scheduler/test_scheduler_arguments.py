@@ -168,11 +168,11 @@ def test_request_without_a_name_is_not_remembered() -> None:
     assert hand.scheduler.state.tracked == {}
 
 
-# What an embedder does in a wrong order, and no argument shows.
+# Calls in a wrong order, which no argument shows.
 
 
 def test_pool_without_a_method_is_refused_when_it_is_bound() -> None:
-    """Not at the first copy, with an AttributeError."""
+    """Otherwise the first copy would raise an AttributeError."""
     hand = Hand()
     with pytest.raises(WrongArgument, match=r"pool is an object without touch, free_blocks, key_of"):
         hand.scheduler.bind_gpu_block_pool(object())  # type: ignore[arg-type]
@@ -182,7 +182,8 @@ def test_pool_without_a_method_is_refused_when_it_is_bound() -> None:
 
 
 def test_pool_is_refused_while_a_transfer_holds_no_references_in_it() -> None:
-    """One release per hold (S4): the end of the transfer would release references that it never took."""
+    """One release per hold (S4): when the transfer ends, kvsm would drop references that it never took in
+    this pool."""
     hand = Hand()
     request = SmallRequest("r", range(8))
     hand.admit(request, [0, 1])
@@ -195,7 +196,8 @@ def test_pool_is_refused_while_a_transfer_holds_no_references_in_it() -> None:
 
 
 def test_second_request_of_a_name_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    """Nothing of it would be stored, and its end would be the end of the first one."""
+    """Its blocks would not be stored, and when it finishes, kvsm would take the first request for
+    finished."""
     hand = Hand()
     first = SmallRequest("r", range(8))
     hand.scheduler.add_request(first)

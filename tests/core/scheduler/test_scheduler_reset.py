@@ -444,7 +444,7 @@ class KeepsKeysOfHeldBlocks(SmallPool):
 
 def test_reset_keeps_out_what_the_pool_still_says_that_it_caches(caplog: pytest.LogCaptureFixture) -> None:
     """No stale data (S14): a lazy store asks the pool for keys, and a wrong pool has keys from before the
-    reset. They count again when a request has got the block, and computed into it."""
+    reset. A key is used again once a request has been given the block and has computed into it."""
     pool = KeepsKeysOfHeldBlocks(6)
     hand = Hand(pool=pool, core={"device_blocks": 6}, store=StoreMode.LAZY, lazy_target_blocks=6)
     old = SmallRequest("old", range(9))
@@ -473,7 +473,7 @@ def test_reset_keeps_out_what_the_pool_still_says_that_it_caches(caplog: pytest.
 
 
 class KnowsItsBlocks(KeepsKeysOfHeldBlocks):
-    """It raises an error if it is asked for a block that it does not have."""
+    """A pool that raises an error if it is asked for a block that it does not have."""
 
     def key_of(self, block: int) -> bytes | None:
         _ = self.references[block]
@@ -481,8 +481,8 @@ class KnowsItsBlocks(KeepsKeysOfHeldBlocks):
 
 
 def test_reset_asks_for_the_blocks_of_the_pool_and_of_copies(caplog: pytest.LogCaptureFixture) -> None:
-    """With a disk below, the core has more device blocks than the pool: they stand for the disk. A block that
-    only a copy holds keeps its old key too (no stale data, S14)."""
+    """With a disk tier the core has more device blocks than the pool: the others stand for the disk. A wrong
+    pool may also keep the old key of a block that no request but a copy holds (no stale data, S14)."""
     pool = KnowsItsBlocks(6)
     hand = Hand(pool=pool, core={"device_blocks": 9}, store=StoreMode.LAZY, lazy_target_blocks=6)
     spilled, key = keys_of(SmallRequest("old", range(9)))[:2]

@@ -1,4 +1,5 @@
-"""The first look at a large log: right counts of all of it, and the part that stands out."""
+"""The first look at a large log: its counts are right for the whole log, and it finds the part that stands
+out."""
 
 from __future__ import annotations
 
@@ -104,7 +105,7 @@ def test_without_a_part_that_stands_out_it_looks_at_the_end(tmp_path: Path) -> N
 
 
 def test_the_tables_of_a_part_are_those_of_the_whole_log(failing: Path) -> None:
-    """Where they depend on nothing before the part."""
+    """They are equal in all columns that do not depend on events before the part."""
     queries = (
         "SELECT * FROM events WHERE event BETWEEN {} AND {} ORDER BY event",
         "SELECT event, request, asked, on_device, on_host FROM lookups"

@@ -1,4 +1,5 @@
-"""The generator of incidents: its logs are possible, a seed gives the same log, and kinds go together."""
+"""The generator of incidents: no log breaks a property by itself, a seed repeats its log, and combined kinds
+are compatible."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ KINDS_A_DAY, BACKGROUNDS_A_DAY = 8, 4
 
 
 def breaks_a_property(made: Made) -> bool:
-    """Whether the log breaks a property, as only a bug in the core should make it."""
+    """Whether the log breaks a property; only a planted bug in the core should cause that."""
     return bool(verify_log(made.directory).violations)
 
 
@@ -34,7 +35,8 @@ def test_a_seed_gives_the_same_log_again(tmp_path: Path) -> None:
 
 
 def test_drawn_kinds_go_together_and_each_is_drawn() -> None:
-    """A third of the logs have none, a third one, a third two; two of one subject never meet."""
+    """A third of the logs have no incident, a third have one, a third two; two with the same subject are
+    never combined."""
     drawn = [draw(seed) for seed in range(1000)]
     assert {kind.name for kinds in drawn for kind in kinds} == KINDS.keys()
     assert all(together(kinds) and loads(*kinds) for kinds in drawn)
@@ -73,7 +75,7 @@ DAILY_INCIDENTS, DAILY_HEALTHY = 16, 8
 def test_report_names_the_causes_of_the_incidents_of_the_day() -> None:
     """The promise to the engineer on call: a cause is among the first two findings of nine logs in ten.
 
-    With 90 % in the long run, more than five misses of 16 are a chance of 0.3 %.
+    If 90 % are named in the long run, more than five misses in 16 have a probability of 0.3 %.
     """
     first = TODAY * 1000
     seeds = [seed for seed in range(first, first + 1000) if len(draw(seed)) == 1][:DAILY_INCIDENTS]

@@ -1,4 +1,5 @@
-"""What a report tries before it proposes it: larger pools, other policies, refused stores of a tenant."""
+"""A report simulates each remedy before it proposes it: larger pools, other policies, refused stores of a
+tenant."""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ def tried(log: Path) -> RemedyFigures:
     ],
 )
 def test_the_names_of_one_tenant_have_one_stem(request_name: str, stem: str) -> None:
-    """Ids in hex and a number at the end tell requests apart, and not tenants."""
+    """Ids in hex and a number at the end identify a request, not a tenant."""
     assert name_stem(request_name) == stem
 
 
@@ -75,7 +76,7 @@ def demand(log: Path) -> Demand:
 
 
 def test_prompts_are_grouped_where_they_part(demand: Demand) -> None:
-    """Nine in ten prompts share their first block. So the block behind it decides."""
+    """Nine in ten prompts share their first block, so they are grouped by the second one."""
     prompts = [*[(0, 1, n + 10) for n in range(12)], *[(0, 2, 3)] * 5, (0, 4), (0, 5, 6), (9, 8)]
     chains = [array("i", prompt) for prompt in prompts]
     names = [f"r{number}" for number in range(len(prompts))]
@@ -88,7 +89,7 @@ def test_prompts_are_grouped_where_they_part(demand: Demand) -> None:
 
 
 def test_requests_are_grouped_by_their_names(demand: Demand) -> None:
-    """If all have one stem, names tell nothing."""
+    """If all names have one stem, they tell no tenant from another."""
     names = ["a-1", "b-1", "a-2", "b-2", "b-3"]
     groups = remedies._by_name(msgspec.structs.replace(demand, requests=names))
     assert {group.who: list(group.lives) for group in groups} == {
@@ -100,7 +101,8 @@ def test_requests_are_grouped_by_their_names(demand: Demand) -> None:
 
 @pytest.mark.slow
 def test_a_flood_is_told_by_the_first_block(tmp_path: Path) -> None:
-    """No other prompt begins like those of the tenant. Refusing their stores gains, and is said to."""
+    """Only the tenant's prompts begin with this block. The report says that refusing their stores would gain
+    hits."""
     found = reported(tenant_floods(tmp_path / "log"))
     [one] = found.troubles
     assert one.name == "tenant floods"
@@ -117,7 +119,7 @@ def test_a_flood_is_told_by_the_first_block(tmp_path: Path) -> None:
 
 
 def test_refused_stores_are_not_offered(demand: Demand) -> None:
-    """All else of the demand is as before. Refusing all stores leaves an empty pool."""
+    """The rest of the demand is unchanged. Refusing all stores leaves an empty pool."""
     refused = {*range(0, len(demand.chains), 2)}
     left = without_stores(demand, refused)
     for kind in (Lookup, Finished):
@@ -140,7 +142,7 @@ def test_a_larger_pool_is_tried_until_one_gains(log: Path) -> None:
 
 
 def test_a_log_that_cannot_be_simulated_is_told_so(tmp_path: Path) -> None:
-    """A lazy store names no owners."""
+    """With a lazy store the log does not say which requests own the stored blocks."""
     options = {"device_blocks": 300, "host_blocks": 100, "store": "lazy"}
     found = tried(Rig(tmp_path / "log", 1, chats(120, 1), **options).serve().close())
     assert found.why_not is not None
@@ -148,7 +150,8 @@ def test_a_log_that_cannot_be_simulated_is_told_so(tmp_path: Path) -> None:
 
 
 def test_of_a_long_log_a_part_is_tried(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The part with most lookups that stop at an evicted block, from the state that the pool had there."""
+    """It is the part with most lookups that stop at an evicted block, and begins with the pool's content at
+    that event."""
     whole = tried(log)
     monkeypatch.setattr(remedies, "SAMPLE_EVENTS", 700)
     part = tried(log)
@@ -162,7 +165,7 @@ def test_of_a_long_log_a_part_is_tried(log: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_second_report_tries_nothing(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was tried is cached with the figures."""
+    """The simulated remedies are cached with the figures."""
     monkeypatch.setattr("kvsm.explain.tables.table_index.SMALL_LOG", 0)
     shutil.copytree(log, tmp_path / "log")
     first = reported(tmp_path / "log")

@@ -195,7 +195,7 @@ def test_an_unclosed_log_that_may_still_be_written_is_no_alarm(tmp_path: Path) -
 
 
 def test_the_confidence_in_a_finding_is_the_measured_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With few logs nothing is said."""
+    """If a finding was seen in few logs only, no confidence is given."""
     monkeypatch.setitem(MEASURED, "pool too small", (3, 4))
     monkeypatch.setitem(MEASURED, "rank slow", (LEAST_LOGS - 1, LEAST_LOGS - 1))
     assert (confidence_in("pool too small"), confidence_in("rank slow")) == (0.75, None)
@@ -574,7 +574,8 @@ def test_the_most_urgent_comes_first_and_then_the_most_costly() -> None:
 
 
 def test_one_cause_is_told_once() -> None:
-    """Evictions of a burst, for a KV cache group, or for some requests, are not also a pool too small."""
+    """If a burst, a KV cache group or some requests explain the evictions, the pool is not called too
+    small."""
     evicted = {"stops": stops(Gone.EVICTED, 300), "remedies": tried(0.05)}
     for more, name in (
         ({"evictions.burst": burst(10**11)}, "eviction burst"),
@@ -600,7 +601,8 @@ def test_one_cause_is_told_once() -> None:
     ids=["long", "full late", "silent later", "as usual", "by chance", "few", "read"],
 )
 def test_evictions_that_are_no_burst_are_not_called_one(changes: dict[str, Any]) -> None:
-    """It takes a short part of the time with evictions, at more than the usual rate, and not by chance."""
+    """A burst takes a short part of the time with evictions, at a rate above the usual one that is not due to
+    chance."""
     evicted = {"stops": stops(Gone.EVICTED, 300), "remedies": tried(0.05)}
     for more, name in (({}, "eviction burst"), (changes, "pool too small")):
         figures = replaced(quiet(), **evicted, **{"evictions.burst": burst(10**11, **more)})
@@ -620,7 +622,7 @@ def test_evictions_that_are_no_burst_are_not_called_one(changes: dict[str, Any])
     ids=lambda changes: next(iter(changes)),
 )
 def test_hits_that_fall_for_another_reason_are_not_shown(changes: dict[str, Any]) -> None:
-    """Few lookups, chance, other requests besides, or blocks that are gone."""
+    """Other reasons are: too few lookups, chance, additional requests of another kind, evicted blocks."""
     assert troubles(replaced(quiet(), **{"hits.fall": fall(**changes)})) == ()
 
 
@@ -633,7 +635,7 @@ def test_hits_that_fall_in_a_flood_are_shown_as_the_flood() -> None:
 
 @pytest.mark.parametrize("block", [0, 2])
 def test_a_time_in_the_system_prompt_is_found(block: int, tmp_path: Path) -> None:
-    """With the moment, the shares and the block, as the trace has them."""
+    """The report names the moment, the hit rates and the block that the trace was made with."""
     trace = stamped(chats(200, 1), 40_000, block)
     began = next(one for one in trace if one.arrival_ms >= 40_000)
     found = reported(Rig(tmp_path / "log", 1, trace, device_blocks=800).serve().close())
@@ -659,7 +661,7 @@ def test_a_pool_that_is_full_late_has_no_burst(tmp_path: Path) -> None:
 
 
 def test_a_remedy_that_cannot_be_tried_is_told_so() -> None:
-    """The pool may be too small, and the report says why it does not know."""
+    """The report says that the pool may be too small, and why this is uncertain."""
     why_not = RemedyFigures(why_not="it is of a lazy store", first=1, last=9)
     [one] = troubles(replaced(quiet(), stops=stops(Gone.EVICTED, 300), remedies=why_not))
     assert one.text.startswith("The host pool may be too small: 30 % of the lookups")
@@ -668,7 +670,7 @@ def test_a_remedy_that_cannot_be_tried_is_told_so() -> None:
 
 
 def test_requests_that_wait_for_a_silent_rank_are_no_trouble_of_their_own() -> None:
-    """Requests that were forgotten besides are one."""
+    """Other forgotten requests are still reported."""
     waiting = {"requests.overdue": 9, "requests.oldest": ("r7",), **ranks(missing=1)}
     for running, told in ((0, ["rank silent"]), (1, ["rank silent", "requests unfinished"])):
         found = troubles(replaced(quiet(), **waiting, **{"requests.overdue_running": running}))
@@ -693,7 +695,7 @@ def test_a_symptom_is_not_shown_beside_its_cause(cause: str, symptom: str) -> No
 
 
 def test_a_silent_rank_is_not_called_slow() -> None:
-    """It has reported other transfers than the other ranks."""
+    """It has not reported the same transfers as the other ranks, so its median does not compare."""
     slow = Spread(1000, 90_000_000, 90_000_000, 90_000_000)
     for name, missing in (("rank slow", 0), ("rank silent", 1)):
         [found] = troubles(replaced(quiet(), **ranks(latency=slow, missing=missing)))
@@ -701,7 +703,7 @@ def test_a_silent_rank_is_not_called_slow() -> None:
 
 
 def test_a_threshold_that_keeps_wanted_blocks_out_is_found() -> None:
-    """A threshold that keeps out only what no lookup wants is right."""
+    """A threshold that keeps out only blocks that no lookup wants is no trouble."""
     skips = {"skips": (SkipFigures(SkipReason.BELOW_THRESHOLD.value, 500),)}
     wanted = replaced(quiet(), **skips, stops=stops(Gone.SKIPPED, 100))
     [one] = troubles(wanted)
@@ -717,7 +719,7 @@ def test_copies_behind_one_slow_copy_are_no_tail() -> None:
 
 @given(times=st.lists(st.tuples(st.integers(0, 200), st.integers(1, 40)), max_size=30))
 def test_slow_copies_that_are_under_way_together_are_one_episode(times: list[tuple[int, int]]) -> None:
-    """Compared with the number of stretches of time in which some copy is under way."""
+    """The expected number is that of the time intervals in which at least one copy is in flight."""
     rows = np.array([(0, 1, took, begun + took) for begun, took in times], dtype=np.int64).reshape(-1, 4)
     busy = {moment for begun, took in times for moment in range(2 * begun, 2 * (begun + took) + 1)}
     assert _episodes(rows) == sum(moment - 1 not in busy for moment in busy)
@@ -734,7 +736,7 @@ def test_a_disk_is_not_judged_as_page_locked_memory() -> None:
 
 
 def test_skips_in_a_pool_that_is_too_small_are_no_other_trouble() -> None:
-    """If a larger pool gains nothing, they are one, and the report says that it was tried."""
+    """If a larger pool gains nothing, they are reported, and the report says that a larger pool was tried."""
     full = {"stops": stops(Gone.EVICTED, 300), "skips": (SkipFigures(SkipReason.POOL_FULL.value, 500),)}
     for gain, name in ((0.05, "pool too small"), (0.01, "blocks skipped")):
         [one] = troubles(replaced(quiet(), **full, remedies=tried(gain)))

@@ -125,7 +125,7 @@ def test_the_index_is_read_on_and_not_made_again(tmp_path: Path) -> None:
 def test_progress_says_what_is_made_and_how_far_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool
 ) -> None:
-    """Before the first event the size of the log, and the index that is made; at the end all of it."""
+    """The first call gives the size of the log and the new index; the last call says that all was read."""
     monkeypatch.setattr(index, "_FLUSH_EVENTS", 50)
     log = made(tmp_path / "log")
     if not kept:
@@ -145,7 +145,7 @@ def test_progress_says_what_is_made_and_how_far_it_is(
 def test_a_command_says_how_large_an_index_it_makes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terminal: bool
 ) -> None:
-    """Once, on standard error; the second command makes none. A terminal shows a bar, too."""
+    """The first command says so on standard error; the second makes no index. A terminal shows a bar, too."""
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr("rich.console.Console.is_terminal", terminal)
     log = made(tmp_path / "log")
@@ -185,7 +185,7 @@ def test_retention_may_delete_what_the_index_holds(tmp_path: Path) -> None:
 
 
 def test_times_that_changed_alone_cost_no_new_index(tmp_path: Path) -> None:
-    """A backup or a change of the mode sets `ctime`; the bytes are compared, and are the same."""
+    """A backup or a change of the mode sets `ctime`; then the bytes are compared."""
     log = made(tmp_path / "log")
     kvsm.open(log).close()
     for path in segment_paths(log):
@@ -247,7 +247,7 @@ def of_a_longer_log(log: Path) -> None:
 
 
 def replaced(path: Path, content: bytes) -> None:
-    """Give a file other bytes, and let it keep its inode, its size and its time."""
+    """Change the bytes of a file, but not its inode, size and time."""
     before = path.stat()
     assert len(content) == before.st_size
     assert content != path.read_bytes()
@@ -293,7 +293,8 @@ def test_an_index_that_is_not_this_logs_is_made_from_nothing(
 
 
 def test_an_index_is_not_believed_because_size_and_time_agree(tmp_path: Path) -> None:
-    """Another request in the middle of the log, with the right checksums: no answer may come from before."""
+    """The log gets another request in its middle, with valid checksums: no answer may come from the old
+    index."""
     plain = read_plain(made(tmp_path / "source"))
     log = write_plain(tmp_path / "log", plain)
     log.chmod(0o700)

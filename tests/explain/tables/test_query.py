@@ -68,7 +68,7 @@ WIDE = "SELECT 'x' || hex(zeroblob(200)) AS wide, NULL AS empty, 'a' || char(9) 
 
 
 def test_a_pipe_gets_whole_cells(log: Path) -> None:
-    """A script reads one row from one line: no cell is folded, and a tab ends a cell."""
+    """A script reads one row per line: no cell is wrapped, and tabs separate cells."""
     wide = "x" + "00" * 200
     assert run("query", log, WIDE).stdout == f"wide\tempty\ttabbed\n{wide}\t\ta\\tb\n"
 

@@ -1,4 +1,4 @@
-"""The times of an opened log increase with its events, although the engine's clock was set meanwhile."""
+"""The times of an opened log increase with its events even if the engine's clock was set."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ def jumped(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def test_each_row_is_that_of_a_clock_that_was_never_set(steady: Path, jumped: tuple[Path, int]) -> None:
-    """In every table: equal but for the times, and these differ by less than the time that a jump hides."""
+    """All tables are equal except for times, and these differ by less than the real time that passed during a
+    jump."""
     with kvsm.open(steady) as expected, kvsm.open(jumped[0]) as found:
         assert (expected.clock_jumps, len(found.clock_jumps)) == ((), jumped[1])
         for table, kind in TABLES.items():
@@ -72,7 +73,7 @@ def test_each_row_is_that_of_a_clock_that_was_never_set(steady: Path, jumped: tu
 
 
 def test_what_the_clock_said_remains(jumped: tuple[Path, int]) -> None:
-    """In the tables of `main`, which a query can read."""
+    """The logged times are in the tables of `main`, which a query can read."""
     with kvsm.open(jumped[0]) as log:
         said = [ns for (ns,) in log.sql("SELECT wall_ns FROM main.events ORDER BY event")]
         assert said == [event.wall_ns for event in log.events()]
@@ -127,7 +128,7 @@ def test_no_query_answers_with_a_negative_duration(
 
 
 def test_no_jump_is_seen_where_the_engine_is_idle(tmp_path: Path) -> None:
-    """Between two conversations, a minute apart, and although the engine has forgotten some requests."""
+    """The engine is idle for a minute between two conversations; some forgotten requests never ended."""
     trace = [*chats(20, 1), *[replace(one, arrival_ms=one.arrival_ms + 200_000) for one in chats(20, 2)]]
     rig = Rig(tmp_path / "log", 1, trace, device_blocks=400, abort_rate=0.3)
     finished = rig.connector.request_finished
@@ -144,7 +145,7 @@ def test_no_jump_is_seen_where_the_engine_is_idle(tmp_path: Path) -> None:
 
 
 def test_a_window_of_raw_times_finds_its_event_before_the_jump(tmp_path: Path) -> None:
-    """In a log of many segments, some of which begin earlier than the ones before them."""
+    """The log has many segments, and some begin at an earlier time than the previous one."""
     log = log_of(tmp_path / "log", [(20, -3432.0)], writer={"segment_bytes": 1 << 14})
     reader = LogReader(log)
     events = [event for segment in reader.segments() for event in segment.events()]
@@ -153,7 +154,7 @@ def test_a_window_of_raw_times_finds_its_event_before_the_jump(tmp_path: Path) -
 
 
 def test_a_report_has_no_time_before_the_log(tmp_path: Path) -> None:
-    """Nor does any other answer from the tables."""
+    """The same holds for all other results from the tables."""
     log = log_of(tmp_path / "log", [(20, -3432.0)])
     for verb in ("report", "why"):
         words = [verb, str(log), *(["r80"] if verb == "why" else ["--no-verify"])]

@@ -145,7 +145,8 @@ def test_the_pool_is_a_counter_for_each_part(made: MadeTimeline, trace: Any) -> 
 
 
 def test_the_hit_rate_is_a_counter(made: MadeTimeline, trace: Any) -> None:
-    """Of the last 20 requests, at their admissions. The host has no block for one in ten."""
+    """It has a value at each admission, over the last 20 requests. In this log one request in ten has no hit
+    on the host."""
     counted = events_by_track(trace)[f"hits (% of the last {HIT_LOOKUPS} requests)"]
     rows = made.rows.rows["lookups"]
     assert [time for time, _ in counted] == [made.stream.at[one.admitted - 1] for one in rows]

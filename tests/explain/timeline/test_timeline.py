@@ -404,7 +404,7 @@ def test_the_page_holds_the_window() -> None:
 
 
 def test_the_page_has_the_hit_rate_of_the_last_requests() -> None:
-    """At each first admission, in the order of the log. Other lookups do not count."""
+    """It has a value at each first admission, in the order of the log. Other lookups do not count."""
     lookups = [
         # event, admitted, resumed, asked, on_device, on_host
         (1, 4, False, 4, 1, 1),

@@ -166,8 +166,8 @@ def agent_requests(agents: int, turns: int) -> list[TraceRequest]:
 
 @pytest.mark.slow
 def test_own_configuration_of_agents_is_simulated(tmp_path: Path) -> None:
-    """The host has nearly all of a prompt, or has evicted a part. What a request does not offer again is not
-    touched: blocks that its load has brought, and all of its blocks at its end if the host still has them."""
+    """The host has nearly all of a prompt, or has evicted a part of it. Blocks that a request does not offer
+    again are not touched: loaded blocks, and at its end all of its blocks if the host still has them."""
     options = {"device_blocks": 300, "host_blocks": 500, "copies": "simulated", "workers": 1}
     chosen = RunOptions(**options, block_bytes=8, log=str(tmp_path / "log"))
     WorkloadRun(chosen, agent_requests(24, 20), str(tmp_path / "log")).serve()
@@ -476,7 +476,7 @@ def test_stated_errors_are_those_of_the_results() -> None:
 
 @given(st.floats(0, 1))
 def test_each_log_resembles_a_measured_kind(share: float) -> None:
-    """The more its prompts repeat, the further up."""
+    """Logs with more repeated blocks resemble a kind that is earlier in the list."""
     kind = kind_of(share)
     assert kind.repeated_least <= share
     assert all(share < other.repeated_least for other in KINDS[: KINDS.index(kind)])

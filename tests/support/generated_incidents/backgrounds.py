@@ -1,4 +1,4 @@
-"""The load of healthy engines, with random parameters: nothing here should be a finding."""
+"""The load of healthy engines, with random parameters. A report should find nothing in any of them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ from kvsm.serving.traces import TraceRequest
 
 
 class Background(NamedTuple):
-    """A kind of load.
-
-    features: what kinds may ask for. `reuse`: prompts share blocks with earlier ones. `loads`: the host
-        serves many of these blocks. `chats`: conversations with one KV cache group. `one process`;
-        `no resets`; `host`: there is no disk. `device`: see `DEVICE`.
+    """A kind of load. features: the features that a kind of incident may need. `reuse`: prompts share blocks
+    with earlier ones. `loads`: the host serves many of these blocks. `chats`: conversations with one KV
+    cache group. `one process`; `no resets`; `host`: there is no disk. `device`: see `DEVICE`.
     """
 
     name: str
@@ -54,7 +52,7 @@ def _faster(trace: list[TraceRequest], times: float) -> list[TraceRequest]:
 
 
 def _scene(random: Random, trace: list[TraceRequest], **options: Any) -> Scene:
-    """Return a scene with some ranks, and a device on which the requests fit that run at one time."""
+    """Return a scene with some ranks, and a device that has room for the requests that run at one time."""
     scene = Scene(random, trace, {"workers": random.choice((1, 2, 2, 4, 8)), **options})
     scene.give_device(0.8, 1.8)
     return scene
@@ -181,7 +179,7 @@ def shared_documents(random: Random) -> Scene:
 
 @background(*USUAL)
 def batch_without_reuse(random: Random) -> Scene:
-    """A batch job over documents: each is read once. There is nothing to reuse, and nothing to repair."""
+    """A batch job over documents: each is read once. No block can be reused, which is no trouble."""
     trace = documents(random.randrange(120, 220), random.uniform(300, 700), random.randrange(6, 16))
     return _scene(random, trace)
 
@@ -203,7 +201,7 @@ def chats_with_a_disk(random: Random) -> Scene:
     return scene
 
 
-# What is odd and harmless. Each of these is added to some scenes, healthy or not.
+# Odd but harmless events. Each is added to some scenes, healthy or not.
 
 
 def clock_corrected(scene: Scene) -> None:
@@ -246,7 +244,8 @@ def rare_hiccups(scene: Scene) -> None:
 
 
 def some_read_once(scene: Scene) -> None:
-    """A client sends documents that nobody asks for again. They are few for the host pool."""
+    """A client sends documents that nobody asks for again. These blocks are few compared with the host
+    pool."""
     count = int(len(scene.trace) * scene.random.uniform(0.03, 0.1))
     every_ms = 1000 * scene.seconds / count
     scene.add(documents(count, every_ms, scene.random.randrange(3, 10), first_id=1 << 44))

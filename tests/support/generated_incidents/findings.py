@@ -1,4 +1,4 @@
-"""What `kvsm report` finds in generated logs, and how often that is the cause."""
+"""Count what `kvsm report` finds in generated logs, and how often a finding is the cause."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The kinds of incidents that authors of detectors do not look at. The other half is in `visible_kinds.py`.
 
-Each docstring says where the range of the strength starts: where an engineer on call would speak of an
-incident.
+Each docstring gives the least strength: from there on an engineer on call would speak of an incident.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from generated_incidents.scenes import Scene
 class Kind(NamedTuple):
     """A kind of incident.
 
-    subject: two kinds with one subject never meet in one log: one would hide or undo the other.
-    causes: the names of troubles that tell the cause; any of them is right.
+    subject: two kinds with the same subject are never combined in one log: one would hide or undo the other.
+    causes: the names of troubles that name the cause; any of them is right.
     needs: features of a background (`Background.features`).
     spoils: features that a background no longer has with this incident.
     disturb: draws a strength, and changes the scene.

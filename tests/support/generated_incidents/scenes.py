@@ -1,4 +1,4 @@
-"""A scene: the description of a run that backgrounds fill in and incidents disturb, before it is played.
+"""A scene describes a run. A background fills it in, incidents disturb it, and then it is played.
 
 `play` makes the log: the real core and scheduler, the serving engine, scripted copies and a dated clock
 (`incidents.Rig`). A scene changes the engine, the clock, the ranks, the workload or the configuration. It
@@ -30,13 +30,13 @@ BLOCK_BYTES = 8 << 20
 """The shard of one rank of 512 tokens: 16 KiB a token."""
 
 COPY_MS, BLOCK_MS = 4.0, 0.4
-"""The usual time of a copy: so much, and so much for each block, which is 21 GB/s."""
+"""The usual time of a copy: a fixed part, and a part for each block, which is 21 GB/s."""
 
 DISK_TIMES = 4.0
-"""A copy from or to the disk takes so many times as long as one between device and host: 5 GB/s."""
+"""A copy from or to the disk takes this many times as long as one between device and host: 5 GB/s."""
 
 PATIENCE_S = 75
-"""A run ends at the latest so long after the last arrival: a disturbed engine may never become idle."""
+"""A run ends at most this long after the last arrival: a disturbed engine may never become idle."""
 
 
 class QueuedCopies(ScriptedCopies):
@@ -99,7 +99,7 @@ class Scene:
     each: called with the `Rig` before each step.
     processes: the processes that follow each other.
     bugs: plant a bug until the end of the scene.
-    undo: what hooks have entered, and the end of the scene leaves.
+    undo: contexts that hooks have entered; they are left at the end of the scene.
     after: called with the directory of the log after the end.
     """
 

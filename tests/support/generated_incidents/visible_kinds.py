@@ -1,7 +1,6 @@
 """The kinds of incidents that authors of detectors may look at. The other half is in `hidden_kinds.py`.
 
-Each docstring says where the range of the strength starts: where an engineer on call would speak of an
-incident.
+Each docstring gives the least strength: from there on an engineer on call would speak of an incident.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ def killed(scene: Scene) -> None:
 
 @visible("rank silent", subject="ranks", needs="one process")
 def rank_dies(scene: Scene) -> None:
-    """Late in the log a rank stops to report. The engine steps on for at least 75 s.
+    """Late in the log a rank stops reporting. The engine steps on for at least 75 s.
 
     It hangs then, so an earlier death would hide any other incident.
     """
@@ -143,7 +142,8 @@ def slow_disk(scene: Scene) -> None:
     spoils="device",
 )
 def host_too_small(scene: Scene) -> None:
-    """The host pool holds at most a sixth of the blocks that conversations reuse, and the device not many."""
+    """The host pool holds at most a sixth of the blocks that conversations reuse, and the device holds
+    few."""
     scene.give_device(0.6, 0.9)
     scene.options["host_blocks"] = max(
         scene.largest + 20, int(scene.reused * scene.random.uniform(0.05, 0.17))
