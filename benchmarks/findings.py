@@ -4,7 +4,8 @@
 
 Makes logs with no, one or two incidents (`tests/support/generated_incidents`), and reads each with the
 report. Prints how often the true cause is among the first two findings, the confusion matrix by kind of
-incident, and the precision of each trouble: how often it is a true cause when it is among the first two.
+incident, and the precision of each trouble: the share of the logs with this trouble among the first two
+findings in which it was a true cause.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="processes (2)")
     parser.add_argument("--healthy", action="store_true", help="make healthy logs only")
     parser.add_argument("--kind", choices=sorted(KINDS), help="make logs with this incident only")
-    parser.add_argument("--each", action="store_true", help="print what is found in each log, too")
+    parser.add_argument("--each", action="store_true", help="also print the findings of each log")
     parser.add_argument("--json", action="store_true", help="print the sums as JSON")
     parser.add_argument(
         "--confidence", type=Path, metavar="FILE", help="write the precision of the findings into this module"

@@ -43,7 +43,7 @@ from kvsm.system.executors.forked import ForkedProcesses
 AGENTS_AT_ONCE = 24
 AGENT_BLOCK_TOKENS = 1_024
 AGENT_LONGEST_TOKENS = 400 * AGENT_BLOCK_TOKENS
-"""Sessions with a longer request are left out: it would fill most of the device."""
+"""Sessions with a longer request than this are left out: it would fill most of the device."""
 
 Target = tuple[int, str, int]
 """(host_blocks, policy, store_threshold)."""
@@ -168,7 +168,7 @@ CASES = (
 
 
 def requests_of(case: Case, trace: Path | None, agents: Path | None) -> list[TraceRequest] | None:
-    """The workload of a case; None without its data."""
+    """Return the workload of a case; None if its data file is not given."""
     count = case.options["requests"]
     if case.kind == "chats":
         return list(multi_turn(case.options.get("seed", 0), count))
@@ -183,7 +183,7 @@ def requests_of(case: Case, trace: Path | None, agents: Path | None) -> list[Tra
 
 
 def _mixed(some: list[TraceRequest], others: list[TraceRequest]) -> list[TraceRequest]:
-    """Both workloads in one engine, in the same time. They share no block."""
+    """Merge two workloads for one engine, over the same time. They share no block."""
     scale = some[-1].arrival_ms / others[-1].arrival_ms
     first = 1 + max(max(request.hash_ids, default=0) for request in some)
     moved = [
@@ -200,8 +200,8 @@ def _mixed(some: list[TraceRequest], others: list[TraceRequest]) -> list[TraceRe
 class Predicted(NamedTuple):
     """A prediction, and the real run of the same configuration.
 
-    repeated: the log's share of repeated blocks, by which `kvsm whatif` tells the kind of a log.
-    changed: what differs from the log's configuration.
+    repeated: the log's share of repeated blocks, by which `kvsm whatif` tells the kind of a log. changed:
+        what differs from the log's configuration.
     """
 
     case: Case
@@ -263,7 +263,8 @@ def _changed(itself: Target, target: Target) -> str:
 
 
 def report(rows: list[Predicted]) -> list[str]:
-    """The page: the largest differences by kind of workload, and by what was changed; every comparison."""
+    """Format the page: the largest differences by kind of workload and kind of change, then every
+    comparison."""
     lines = ["### Largest differences", ""]
     kinds = dict.fromkeys(row.case.kind for row in rows)
     table = []

@@ -69,7 +69,7 @@ def agent_trace(path: Path, at_once: int, block_tokens: int, longest_tokens: int
     for number, turn in enumerate(agent_turns(path, at_once, None, block_tokens, longest_tokens)):
         blocks: list[bytes | int] = [*turn.keys]
         if turn.input_tokens % block_tokens:
-            blocks.append(number)  # A block that is not full belongs to this request alone.
+            blocks.append(number)  # A partial block belongs to this request alone.
         yield TraceRequest(
             1000 * turn.second,
             turn.input_tokens,
@@ -131,7 +131,7 @@ def _agents(session: dict[str, Any]) -> list[tuple[float, list[Any]]]:
 
 
 def _longest_tokens(session: dict[str, Any]) -> int:
-    """The most tokens of a request of this session, with its output."""
+    """Return the tokens of the longest request of this session, with its output."""
     return max(row[3] + row[4] for _, rows in _agents(session) for row in rows)
 
 

@@ -133,18 +133,18 @@ class WatchedPool(SmallPool):
         found = {key: self._pool.cached_block(key) for key in self._keys}
         self.cached = {key: block for key, block in found.items() if block is not None}
         for key, block in self.cached.items():
-            self._check_content(call, f"cached_block(...) answers device block {block}", block, key)
+            self._check_content(call, f"cached_block(...) returns device block {block}", block, key)
         for block in range(self._size):
             named = self._pool.key_of(block)
             if named is not None:
-                self._check_content(call, f"key_of({block}) answers a key", block, named)
+                self._check_content(call, f"key_of({block}) returns a key", block, named)
 
     def _check_content(self, call: str, answer: str, block: int, key: bytes) -> None:
         """Check an answer of the pool according to which this block caches this key."""
         if key in self._contents.get(block, ()):
             return
-        about = f"after {call} {answer}; device block {block} is said to cache key {key.hex()[:12]}"
+        about = f"after {call} {answer}, so device block {block} should hold key {key.hex()[:12]}"
         if key in self._reset.get(block, ()):
-            message = f"{about}, whose content is from before the last reset_prefix_cache()"
+            message = f"{about}, but its content is from before the last reset_prefix_cache()"
             raise PropertyBroken(Property.NO_STALE_DATA, message)
-        raise PropertyBroken(Property.CORRECT_BYTES, f"{about}, and holds other content")
+        raise PropertyBroken(Property.CORRECT_BYTES, f"{about}, but it holds other content")

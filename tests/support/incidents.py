@@ -546,14 +546,14 @@ def clock_forward(directory: Path, seed: int = 1) -> Path:
 
 
 def other_block_size(directory: Path, seed: int = 1) -> Path:
-    """After a deploy, a block has another size, and the kept pool is of no use."""
+    """A deploy changes the block size, so the kept pool cannot be used."""
     Rig(directory, seed, chats(100, seed), device_blocks=600, after_s=0).serve().close()
     options = {"device_blocks": 600, "core": {"block_bytes": 8192}, "after_s": 400, "cold": True}
     return Rig(directory, seed, chats(200, seed), **options).serve().close()
 
 
 def rank_tail(directory: Path, seed: int = 1) -> Path:
-    """Three copies in a hundred of rank 1 of 2 take a second and a half."""
+    """On rank 1 of 2, three copies in a hundred take 1.5 s."""
 
     def script(copying: Copying) -> Outcome:
         late = copying.rank == 1 and copying.random.random() < 0.03
@@ -572,7 +572,7 @@ def loads_crawl(directory: Path, seed: int = 1) -> Path:
 
 
 def gateway_restarts(directory: Path, seed: int = 1) -> Path:
-    """A gateway restarts, and all its requests are aborted for ten seconds."""
+    """A gateway restarts: for ten seconds all running requests are aborted."""
     rig = Rig(directory, seed, chats(500, seed), device_blocks=800)
 
     def each(_step: int) -> None:
@@ -584,7 +584,7 @@ def gateway_restarts(directory: Path, seed: int = 1) -> Path:
 
 
 def device_leak(directory: Path, seed: int = 1) -> Path:
-    """The engine loses six in a hundred of the device blocks that requests give back, up to 400 of 700."""
+    """The engine loses 6 % of the device blocks that requests release, up to 400 of 700."""
     rig = Rig(directory, seed, chats(800, seed), device_blocks=700)
     pool, draw, lost = rig.engine.scheduler.pool, random.Random(f"lost {seed}"), [0]
     free = pool.free_blocks

@@ -340,11 +340,11 @@ def cache_first(pool: WatchedPool) -> None:
             release_twice,
             r"one release per hold \(S4\): device block 0 is released, and nobody holds it",
         ),
-        (FindsOtherContent, cache_first, r"correct bytes \(S15\): .* device block 1 is said to cache key"),
+        (FindsOtherContent, cache_first, r"correct bytes \(S15\): .* device block 1 should hold key"),
         (
             KeepsKeysOfHeldBlocks,
             WatchedPool.try_reset,
-            r"S14.: after reset_prefix_cache.. key_of\(0\) answers",
+            r"S14.: after reset_prefix_cache.. key_of\(0\) returns a key",
         ),
         (FindsHeldBlocksAfterAReset, WatchedPool.try_reset, r"S14.: after reset_prefix_cache.. cached_block"),
     ],

@@ -111,7 +111,7 @@ def reduced(failure: SavedFailure, is_over: IsOver = never) -> SavedFailure:
 
     If its actions do not repeat it, it stays unreduced, and is reported as broken determinism.
 
-    is_over: asked between two actions; the reduction then ends with what it has.
+    is_over: asked between two actions; if it returns True, the smallest failure so far is kept.
     """
     if is_over():
         return failure

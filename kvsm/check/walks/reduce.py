@@ -40,7 +40,7 @@ class Rerun(msgspec.Struct, frozen=True):
 
 
 class Reduction(msgspec.Struct, frozen=True):
-    """The fewest failing actions that were found.
+    """The result of a reduction: the fewest actions that still fail.
 
     reruns: the number of reruns that it took.
     minimal: whether no single action can be removed; False: a limit ended the reduction before.
@@ -66,7 +66,7 @@ def rerun(
     """Run these actions in a fresh world, then check everything. Actions that cannot happen are skipped.
 
     to_rest: wind down afterwards and check again. The actions of winding down are not recorded.
-    is_over: asked between two actions. Raises `CutShort` if it says so.
+    is_over: asked between two actions. Raises `CutShort` if it returns True.
     """
     world = make_world()
     done: list[Action] = []
@@ -97,7 +97,8 @@ def reduce(
     Raises `NotRepeated` if all actions together do not break it again.
 
     make_world: creates a fresh world with the configuration of the failed run.
-    is_over: asked between two actions. The reduction then ends with what it has; it runs all actions first.
+    is_over: asked between two actions, after a first run of all actions. If it returns True, the smallest
+        failure so far is returned.
     """
     reducer = _Reducer(make_world, finding, most_reruns)
     # Wind down only if the failure does not show otherwise: without winding down the reduced run is shorter.

@@ -67,7 +67,7 @@ def search(
 
     actor: returns the actor of an action.
     executor: where the schedules run; None for this process.
-    is_over: asked between two schedules; the search ends when it says so.
+    is_over: asked between two schedules; the search ends when it returns True.
     """
     counts, began = ScheduleCounts(), time.monotonic()
     prefixes: list[Schedule] = [()]

@@ -193,7 +193,7 @@ class RunMaker(ABC):
     def run(self, number: int, is_over: IsOver = never) -> WalkedRun:
         """Make the run with this number. Its outcome must depend on nothing else.
 
-        is_over: asked between two steps. Raises `CutShort` if it says so.
+        is_over: asked between two steps. Raises `CutShort` if it returns True.
         """
 
     def batch(self, first: int) -> list[WalkedRun]:

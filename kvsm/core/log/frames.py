@@ -95,8 +95,8 @@ CLOSED = (1 << 64) - 1
 """The mark of the last segment of a log that was closed."""
 
 SUCCEEDED, _WAS_CLOSED = 1 << 63, 1 << 62
-"""Flags in the mark of a segment that another one follows. The other bits are the number of its first event.
-The second flag says that the log was closed before another process continued it."""
+"""Flags in the mark of a segment that has a successor. The other bits are the successor's first event. The
+second flag says that the log was closed before another process continued it."""
 
 RUN_BYTES = 16
 """Length of the id of a run."""

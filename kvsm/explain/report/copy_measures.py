@@ -341,8 +341,8 @@ _HOST = "host"
 def _fetched(tables: Tables, place: str, computing: ComputeFigures) -> FetchFigures:
     """Figures of the completed copies from a place.
 
-    The time of a copy is what its slowest rank measured. If a rank measured nothing, it is the time from the
-    submission to the end, without the last of the steps in between: the copy ended during that step.
+    The time of a copy is what its slowest rank measured. If none measured it, it is the time
+    from submission until a step noticed the end, without that step: the copy ended at some time during it.
     """
     which = "direction = 'load' AND target IS NULL" if place == _HOST else "source = ?"
     rows = tables.numbers(

@@ -40,7 +40,7 @@ Task = Callable[[Item], Result]
 AHEAD = 64
 """How many items may be begun beyond the item whose result is next. Their results wait in memory."""
 MOMENT_S = 0.2
-"""The longest wait for an item's end before `is_over` is asked again."""
+"""The longest wait for an item before `is_over` is asked again."""
 MOST_LOSSES = 3
 """After it has lost this number of workers, an item is not started again."""
 
@@ -69,7 +69,7 @@ class Executor(Protocol):
 
         name: returns the name of an item for errors, such as "runs 16 to 23".
         fresh: run each item in a new process, for tasks that change the state of their process.
-        is_over: asked while the next result is awaited; the iterator ends when it says so.
+        is_over: asked while the next result is awaited; the iterator ends when it returns True.
 
         The iterator raises `ConfigError` if an item has lost too many workers, `KvsmError` as the task raised
         it, and `RuntimeError` with the worker's traceback for any other exception of the task.

@@ -299,7 +299,7 @@ def restarts(killed: int) -> RestartFigures:
 
 
 def burst(until_ns: int, **changes: Any) -> BurstFigures:
-    """700 blocks in a time in which 100 are usual. The pool is full from the log's start."""
+    """The burst evicts 700 blocks in a time in which 100 are usual. The pool is full from the log's start."""
     found = BurstFigures(
         began_ns=0,
         ended_ns=until_ns,
@@ -344,7 +344,8 @@ ERROR = 0.02
 
 
 def tried(larger: float, refused: float | None = None) -> RemedyFigures:
-    """A log on which twice the pool gains `larger`, and refusing the stores of some requests `refused`."""
+    """Return figures of a log for which doubling the pool gains `larger`, and refusing some requests' stores
+    gains `refused`."""
     flood = FloodFigures(
         who="named a..",
         requests=40,
@@ -391,7 +392,7 @@ def tail(copies: int, episodes: int = 5) -> dict[str, Any]:
 
 
 def fetched(place: str, spent_ns: int) -> dict[str, Any]:
-    """Copies from a place that brought what the engine computes in a second."""
+    """Return figures of copies from a place, for as many tokens as the engine computes in a second."""
     return {
         "computing": ComputeFigures(
             requests=50, tokens=10**6, fast_ns=8 * 10**6, usual_ns=9 * 10**6, slow_ns=10**7

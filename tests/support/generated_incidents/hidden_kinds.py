@@ -97,7 +97,7 @@ def pool_resized(scene: Scene) -> None:
 
 @hidden("rank silent", subject="ranks", needs="one process, host")
 def reports_lost(scene: Scene) -> None:
-    """A rank never reports 2 % or more of its copies. They are given up after 10 s of steps."""
+    """A rank never reports at least 2 % of its copies. They are given up after 10 s of steps."""
     rank = scene.random.randrange(scene.options.setdefault("workers", 2))
     rate = scene.random.uniform(0.02, 0.08)
     scene.core["transfer_ticks"] = 400
@@ -260,7 +260,7 @@ def herd_behind_one_store(scene: Scene) -> None:
     spoils="device",
 )
 def users_outgrow_the_pool(scene: Scene) -> None:
-    """The host pool held the conversations, until there were three times as many."""
+    """The host pool holds all conversations until their number triples."""
     scene.options["host_blocks"] = int(scene.reused * scene.random.uniform(0.2, 0.35))
     at_ms = 1000 * scene.moment(0.2, 0.4)
     for number in range(1, 3):
@@ -399,7 +399,8 @@ def finish_forgotten(scene: Scene) -> None:
 
 @hidden("requests aborted", subject="requests", needs="chats, one process")
 def gateway_times_out(scene: Scene) -> None:
-    """From some time on, a gateway gives up every request after 1 to 2 s: at least a third of all."""
+    """From some time on, a gateway aborts every request after 1 to 2 s; this affects at least a third of all
+    requests."""
     at_ms, patience_ms = 1000 * scene.moment(0.1, 0.4), scene.random.uniform(1000, 2000)
     arrivals: dict[str, float] = {}
 
@@ -417,7 +418,8 @@ def gateway_times_out(scene: Scene) -> None:
 
 @hidden("preemptions", subject="device", needs="chats, one process, host, device", spoils="device")
 def long_answers(scene: Scene) -> None:
-    """Half of the answers are three times as long or longer, up to 3,000 tokens; the device lacks room."""
+    """Half of the outputs become at least three times as long, up to 3,000 tokens, so the device is too
+    small."""
     times = scene.random.uniform(3, 6)
 
     def longer(one: TraceRequest) -> TraceRequest:
@@ -431,7 +433,7 @@ def long_answers(scene: Scene) -> None:
 
 @hidden("device blocks leak", subject="device", needs="chats, one process, host, device", spoils="device")
 def aborted_requests_leak(scene: Scene) -> None:
-    """Aborted requests keep their blocks, until half of the device is gone, and admission stops often."""
+    """Aborted requests keep their blocks until half of the device is lost and admission stops often."""
     scene.options["abort_rate"] = max(0.15, scene.options.get("abort_rate", 0))
     left = scene.largest + scene.random.randrange(10, 60)
     scene.options["device_blocks"] = max(2 * left + 100, scene.options["device_blocks"] // 2)

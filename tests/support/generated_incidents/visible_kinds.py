@@ -192,7 +192,7 @@ def lazy_store_too_late(scene: Scene) -> None:
 
 @visible("hits fell", subject="pool", needs="reuse, one process, no resets, host")
 def timestamp_in_the_prompt(scene: Scene) -> None:
-    """From some time on, at least 70 % of the prompts begin with the time of day, so nothing is shared."""
+    """From some time on, at least 70 % of the prompts begin with the time of day, so they share no block."""
     at_ms, share = 1000 * scene.moment(0.3, 0.65), scene.random.uniform(0.7, 1)
 
     def stamped(one: TraceRequest) -> TraceRequest:
@@ -220,7 +220,7 @@ def clock_set_back(scene: Scene) -> None:
 
 @visible("device blocks leak", subject="device", needs="chats, one process, host, device", spoils="device")
 def finished_requests_leak(scene: Scene) -> None:
-    """Requests keep blocks when they leave, until half of the device is gone, and admission stops often."""
+    """Finished requests keep blocks until half of the device is lost and admission stops often."""
     left = scene.largest + scene.random.randrange(10, 60)
     scene.options["device_blocks"] = max(2 * left + 100, scene.options["device_blocks"] // 2)
     per_request = (scene.options["device_blocks"] - left) / len(scene.trace) / scene.random.uniform(0.4, 0.7)
@@ -228,7 +228,7 @@ def finished_requests_leak(scene: Scene) -> None:
 
 
 def leak(scene: Scene, per_request: float, left: int, leaks: Callable[[ServingRequest], bool]) -> None:
-    """Let requests keep references to so many blocks when they leave, while more than `left` remain."""
+    """Let requests keep references to this many blocks when they finish, while more than `left` remain."""
 
     def prepare(rig: Rig) -> None:
         scheduler, lost, due = rig.engine.scheduler, set[int](), [0.0]
