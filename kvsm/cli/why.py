@@ -25,6 +25,9 @@ from kvsm.explain.why.causes import Evidence, Explanation
 from kvsm.explain.why.questions import explain_block, explain_keys, explain_request, explain_transfer
 from kvsm.ids import render_key
 
+MOST_ID = (1 << 63) - 1
+"""The largest number that the tables can hold."""
+
 MOST_COMMANDS = 4
 """The most commands at the end of an answer."""
 
@@ -63,7 +66,7 @@ class WhyAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", t
 @log_argument()
 @click.argument("request", required=False)
 @click.option("--key", metavar="HEX", help="A key as it is shown, or the hex digits that it begins with.")
-@click.option("--transfer", type=click.IntRange(min=1), metavar="ID", help="A store or load.")
+@click.option("--transfer", type=click.IntRange(1, MOST_ID), metavar="ID", help="A store or load.")
 @click.option("--block", type=click.IntRange(min=0), metavar="SLOT", help="A host slot.")
 @click.option("--whole", is_flag=True, help="Index the whole of a large LOG, and explain from all of it.")
 @window_options

@@ -69,7 +69,8 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import reduce
 from operator import or_
 from pathlib import Path
@@ -229,6 +230,15 @@ def segment_paths(directory: Path) -> list[Path]:
         if not re.fullmatch("[0-9]{20}", path.stem):
             raise LogError(f"{path}: not the name of a segment, which is 20 digits and .kvsm; move it away")
     return paths
+
+
+def segment_bytes(paths: Iterable[Path]) -> int:
+    """Return the size of these segments. Those that retention has deleted meanwhile have none."""
+    size = 0
+    for path in paths:
+        with suppress(FileNotFoundError):
+            size += path.stat().st_size
+    return size
 
 
 def first_event(path: Path) -> int:

@@ -175,12 +175,12 @@ class MinuteCounter:
     def _turn(self, last_ns: int, now_ns: int) -> None:
         """Continue in the part of the time that has `now_ns`. The time of the last event is `last_ns`."""
         found = self.minutes
-        if found.last < found.first and not self._until_ns:
+        if not found.parts:
             found.began_ns = last_ns = now_ns
         width_ns = found.minutes * MINUTE_NS
         number = now_ns // width_ns
-        if number not in found.parts and len(found.parts) == MOST_PARTS:
-            found.widen()
+        while number not in found.parts and len(found.parts) >= MOST_PARTS:
+            found.widen()  # Parts that are far from each other become no fewer at first.
             width_ns, number = 2 * width_ns, number // 2
         self._part = found.parts.setdefault(number, Minute())
         self._from_ns, self._until_ns = number * width_ns, (number + 1) * width_ns
@@ -338,12 +338,40 @@ def encode_counts(counts: SegmentMinutes) -> bytes:
 
 
 def counts_before(head: SegmentHead, first: int) -> SegmentMinutes | None:
-    """Return the counts that a head has of the segment before it; None if it has none of this segment.
+    """Return the counts that a head has of the segment before it; None if it has none of this segment, or
+    none that a writer can have left.
 
     first: the first event of the segment before it.
     """
     try:
         found = _DECODER.decode(head.before)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         return None
-    return found if (found.first, found.last) == (first, head.seq) else None
+    return found if (found.first, found.last) == (first, head.seq) and _is_possible(found) else None
+
+
+def _is_possible(found: SegmentMinutes) -> bool:
+    """Whether a writer can have counted this. Sums of such counts and times of such parts fit in 64 bits."""
+    parts, width = found.parts, found.minutes
+    if width < 1 or width & (width - 1) or len(parts) > MOST_PARTS:
+        return False
+    if any(not -_MOST_NS < part * width * MINUTE_NS < _MOST_NS for part in parts):
+        return False
+    if sum(part.events for part in parts.values()) != found.last - found.first + 1:
+        return False
+    return all(map(_is_possible_part, parts.values()))
+
+
+def _is_possible_part(part: Minute) -> bool:
+    counts = [getattr(part, name) for name in _SUMS]
+    counts += part.skipped.values()
+    for copies in part.copies.values():
+        counts += (copies.reports, copies.failed, *copies.durations.values())
+        if not all(0 <= bucket <= _LAST_BUCKET for bucket in copies.durations):
+            return False
+    return part.events > 0 and part.set_back_ns >= 0 and all(0 <= one <= _MOST_COUNTED for one in counts)
+
+
+_MOST_NS = 1 << 63
+_MOST_COUNTED = 1 << 40
+_LAST_BUCKET = bucket_of(1 << 64)

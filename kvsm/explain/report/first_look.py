@@ -26,7 +26,7 @@ from typing import NamedTuple
 import msgspec
 
 from kvsm.core.log import LogReader
-from kvsm.core.log.frames import segment_paths
+from kvsm.core.log.frames import segment_bytes, segment_paths
 from kvsm.core.log.minutes import (
     MINUTE_NS,
     CopyCounts,
@@ -132,7 +132,7 @@ def first_look(directory: Path, progress: Callable[[int], None] | None = None) -
 
     Raises `LogError` if there is no log, or no whole event in it.
     """
-    size = sum(path.stat().st_size for path in segment_paths(directory))
+    size = segment_bytes(segment_paths(directory))
     counts, damage = [], None
     try:
         for found in _counts(directory):

@@ -6,7 +6,7 @@ log_part(LogReader("log"), "cmpl-7")        # Window(first=78203, last=118964)
 from __future__ import annotations
 
 from kvsm.core.log import LogReader
-from kvsm.core.log.frames import first_event, segment_paths
+from kvsm.core.log.frames import first_event, segment_bytes, segment_paths
 from kvsm.errors import LogError
 from kvsm.explain.story.mentions import NotSearchable, mentions
 from kvsm.explain.story.window import EVERYTHING, Window
@@ -55,9 +55,9 @@ def log_part(reader: LogReader, request: str | None, transfer: int | None = None
 
 
 def _margin(reader: LogReader) -> int:
-    """The number of events before a thing that are read to explain it: a quarter of those of a part."""
+    """The number of events before the first mention that are read as context: a quarter of a part."""
     paths = segment_paths(reader.directory)
     if len(paths) < 2:
         return PART_EVENTS // 4
     events = first_event(paths[-1]) - first_event(paths[0])
-    return most_events(events, 4 * sum(path.stat().st_size for path in paths[:-1]))
+    return most_events(events, 4 * segment_bytes(paths[:-1]))

@@ -214,6 +214,10 @@ class OpenedLog:
         Like `kvsm.explain.story.names.matching`: the request with this id or, if there is none, all requests
         whose ids begin with `name` and a hyphen, because an engine appends to the id that a client sent.
         """
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            return []  # A lone surrogate, which no id in a log has.
         rows = self.connection.execute(
             "SELECT request, MIN(arrived) AS came FROM requests WHERE request = ?"
             " OR (request >= ? AND request < ?) GROUP BY request ORDER BY came, request",
@@ -271,5 +275,6 @@ def open(
         tables = window_tables(reader, trust, progress, window)
     if tables.connection.execute("SELECT 1 FROM events LIMIT 1").fetchone() is None:
         tables.connection.close()
-        raise tables.stopped or LogError(f"{reader.directory}: there is no whole event in this log")
+        part = "" if window.first is None else f" from event {window.first} on"
+        raise tables.stopped or LogError(f"{reader.directory}: there is no whole event{part} in this log")
     return OpenedLog(reader, tables, window)

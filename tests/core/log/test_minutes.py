@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,17 +14,21 @@ from incidents import HEALTHY, Rig, chats
 from log_life import Life
 
 from kvsm.core.log import LogReader
+from kvsm.core.log.frames import SegmentHead
 from kvsm.core.log.minutes import (
     MINUTE_NS,
     MOST_PARTS,
+    CopyCounts,
+    Minute,
     MinuteCounter,
     SegmentMinutes,
     bucket_of,
     bucket_start_ns,
     counts_before,
     counts_of,
+    encode_counts,
 )
-from kvsm.events import OffloadingEvent, RequestArrived, RequestFinished
+from kvsm.events import OffloadConfig, OffloadingEvent, RequestArrived, RequestFinished
 
 SEGMENT_BYTES = 1 << 16
 
@@ -131,3 +135,54 @@ def test_a_head_with_the_counts_of_other_events_has_none(tmp_path: Path) -> None
     assert counts_before(second.head, first.head.seq + 1) is not None
     assert counts_before(second.head, first.head.seq + 2) is None
     assert counts_before(msgspec.structs.replace(second.head, before=b"\xff"), 1) is None
+
+
+def test_parts_stay_few_when_they_are_far_from_each_other() -> None:
+    """A quiet engine, or a clock that jumps by years."""
+    counter = MinuteCounter(1)
+    counter.count(events([10 * n * MINUTE_NS for n in range(4 * MOST_PARTS)]))
+    assert len(counter.minutes.parts) <= MOST_PARTS
+    assert sum(minute.events for minute in counter.minutes.parts.values()) == 4 * MOST_PARTS
+
+
+@given(times_ns=st.lists(st.integers(0, (1 << 63) - 1), min_size=MOST_PARTS, max_size=2 * MOST_PARTS))
+def test_parts_stay_few_whatever_the_clock_says(times_ns: list[int]) -> None:
+    counter = MinuteCounter(1)
+    counter.count(events(times_ns))
+    assert len(counter.minutes.parts) <= MOST_PARTS
+
+
+def copied(counts: SegmentMinutes, copies: CopyCounts) -> None:
+    next(iter(counts.parts.values())).copies[0, 0] = copies
+
+
+IMPOSSIBLE: dict[str, Callable[[SegmentMinutes], None]] = {
+    "parts of no length": lambda counts: setattr(counts, "minutes", 0),
+    "parts of a negative length": lambda counts: setattr(counts, "minutes", -2),
+    "parts of three minutes": lambda counts: setattr(counts, "minutes", 3),
+    "no parts": lambda counts: setattr(counts, "parts", {}),
+    "a part that is never": lambda counts: setattr(counts, "parts", {1 << 60: Minute(events=7)}),
+    "too many parts": lambda counts: counts.parts.update(dict.fromkeys(range(MOST_PARTS), Minute())),
+    "more events": lambda counts: setattr(next(iter(counts.parts.values())), "events", 8),
+    "negative counts": lambda counts: setattr(next(iter(counts.parts.values())), "asked", -1),
+    "counts beyond 64 bits in sum": lambda counts: setattr(
+        next(iter(counts.parts.values())), "stored", 1 << 63
+    ),
+    "a negative duration": lambda counts: copied(counts, CopyCounts(1, 0, {-5: 1})),
+    "a duration of ages": lambda counts: copied(counts, CopyCounts(1, 0, {1 << 40: 1})),
+    "a negative number of copies": lambda counts: copied(counts, CopyCounts(-1, 0)),
+}
+
+
+@pytest.mark.parametrize("change", IMPOSSIBLE.values(), ids=IMPOSSIBLE.keys())
+def test_counts_that_no_writer_can_have_left_are_no_counts(change: Callable[[SegmentMinutes], None]) -> None:
+    """Then a reader counts the segment itself: a fabricated head neither stops nor misleads it."""
+    counter = MinuteCounter(1)
+    counter.count(events([MINUTE_NS * n for n in range(7)]))
+    counts = counter.minutes
+    head = SegmentHead(
+        1, "", OffloadConfig(device_blocks=4, host_blocks=4), 7, 0, before=encode_counts(counts)
+    )
+    assert counts_before(head, 1) == counts
+    change(counts)
+    assert counts_before(msgspec.structs.replace(head, before=encode_counts(counts)), 1) is None

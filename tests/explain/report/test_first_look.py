@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from incidents import INCIDENTS, Copying, Outcome, Rig, chats, usual
 
 from kvsm.cli import main
+from kvsm.core.log.frames import segment_paths
 from kvsm.core.log.minutes import SegmentMinutes
 from kvsm.explain.report import first_look as module
 from kvsm.explain.report.first_look import first_look
@@ -213,3 +214,47 @@ def test_the_part_that_names_a_request_has_all_of_its_events(compress: bool, tmp
         assert window is not None
         assert arrived in window
         assert finished in window
+
+
+def cut_in_the_head(last: Path) -> None:
+    last.write_bytes(b"")
+
+
+def torn(last: Path) -> None:
+    last.write_bytes(last.read_bytes()[:-3000])
+
+
+def with_bytes_of_no_frame(last: Path) -> None:
+    last.write_bytes(last.read_bytes()[:-3000] + b"\x81r20" * 1000)
+
+
+@pytest.mark.parametrize("damage", [cut_in_the_head, torn, with_bytes_of_no_frame])
+def test_why_of_a_log_without_a_whole_end_reads_what_is_whole(large: Path, damage: Any) -> None:
+    damage(max(large.glob("*.kvsm")))
+    assert mentions(large, "r20") is not None
+    answer = CliRunner().invoke(main, ["why", str(large), "r20"])
+    assert "request r20" in answer.stdout, answer.output
+
+
+def test_a_segment_that_retention_deletes_meanwhile_is_passed_over(
+    large: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = segment_paths(large)
+    listed[0].unlink()
+    monkeypatch.setattr("kvsm.explain.story.mentions.segment_paths", lambda _: listed)
+    monkeypatch.setattr(module, "segment_paths", lambda _: listed)
+    assert mentions(large, "r400") is not None
+    assert first_look(large).first == int(listed[1].stem)
+
+
+@pytest.mark.parametrize("arguments", [["\udcff"], ["--transfer", str(1 << 63)], ["--transfer", "1000000"]])
+@pytest.mark.parametrize("is_large", [False, True])
+def test_why_of_what_no_log_can_have_is_refused(
+    large: Path, arguments: list[str], is_large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_large:
+        monkeypatch.setattr("kvsm.explain.tables.log_parts.LARGE_BYTES", 1 << 30)
+    result = CliRunner().invoke(main, ["why", str(large), *arguments])
+    assert result.exit_code == 2
+    assert "Traceback" not in result.output
+    assert "no whole event in this log" not in result.output
