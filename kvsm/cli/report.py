@@ -13,7 +13,7 @@ from kvsm.cli.first_look import look_lines
 from kvsm.cli.log_answers import end_lines, leave
 from kvsm.cli.log_options import json_option, log_argument, trust_options, window_options
 from kvsm.cli.opened_tables import opened_log, opened_tier
-from kvsm.cli.output import Command, say, say_json
+from kvsm.cli.output import Command, complain, say, say_json
 from kvsm.cli.progress import counting
 from kvsm.cli.sparkline import sparkline
 from kvsm.core.log import LogEnd, LogReader
@@ -92,8 +92,11 @@ def report(
             say_json(replace(found, first_look=look))
         else:
             say(*([] if look is None else look_lines(look, log)), *report_lines(found, opened))
-    check = found.check
-    leave(opened.condition, good=not check.broken and check.damage is None)
+    check, whole = found.check, look is None or (look.complete and look.damage is None)
+    for note in [] if look is None else look.notes:
+        if note not in opened.condition.notes():
+            complain(note)
+    leave(opened.condition, good=whole and not check.broken and check.damage is None)
 
 
 def _look(log: Path) -> FirstLook:

@@ -26,16 +26,18 @@ from typing import NamedTuple
 import msgspec
 
 from kvsm.core.log import LogReader
+from kvsm.core.log.fold import condition_of
 from kvsm.core.log.frames import segment_bytes, segment_paths
 from kvsm.core.log.minutes import (
     MINUTE_NS,
     CopyCounts,
     Minute,
+    MinuteCounter,
     SegmentMinutes,
     bucket_start_ns,
     counts_before,
-    counts_of,
 )
+from kvsm.core.log.reader import Segment
 from kvsm.errors import LogDamaged, LogError
 from kvsm.events import Direction
 from kvsm.explain.report.detectors import number, percent
@@ -112,6 +114,8 @@ class FirstLook(msgspec.Struct, frozen=True, kw_only=True):
     ranks: the copies of each rank, by direction.
     parts: the parts of the time that have events.
     damage: why events at the end are not counted; None: all are.
+    complete: whether no event before the end of the log is missing.
+    notes: what is wrong with the log itself, as text.
     """
 
     first: int
@@ -125,6 +129,8 @@ class FirstLook(msgspec.Struct, frozen=True, kw_only=True):
     parts: tuple[PartLook, ...]
     closer: Closer
     damage: str | None = None
+    complete: bool = True
+    notes: tuple[str, ...] = ()
 
 
 def first_look(directory: Path, progress: Callable[[int], None] | None = None) -> FirstLook:
@@ -132,18 +138,12 @@ def first_look(directory: Path, progress: Callable[[int], None] | None = None) -
 
     Raises `LogError` if there is no log, or no whole event in it.
     """
-    size = segment_bytes(segment_paths(directory))
-    counts, damage = [], None
-    try:
-        for found in _counts(directory):
-            counts.append(found)
-            if progress is not None:
-                progress(found.last)
-    except LogDamaged as error:
-        damage = str(error)
+    size, reader = segment_bytes(segment_paths(directory)), LogReader(directory)
+    counts, damage = _counts(reader, progress or _ignore)
     counts = [found for found in counts if found.last >= found.first]
     if not counts:
         raise LogError(f"{directory}: " + (damage or "there is no whole event in this log"))
+    condition = condition_of(reader)
     while len({found.minutes for found in counts}) > 1:
         least = min(counts, key=lambda found: found.minutes)
         least.widen()
@@ -168,26 +168,57 @@ def first_look(directory: Path, progress: Callable[[int], None] | None = None) -
         parts=tuple(looks),
         closer=_closer(places, looks, counts[-1].last, most_events(whole.events, size)),
         damage=damage,
+        complete=condition.complete,
+        notes=tuple(condition.notes()),
     )
 
 
 # Counts of the segments.
 
 
-def _counts(directory: Path) -> Iterator[SegmentMinutes]:
-    """Yield the counts of each segment, in order. Segments without counts are counted in parallel."""
-    found: list[SegmentMinutes | int] = []
-    before = None
-    for segment in LogReader(directory).segments():
-        if before is not None:
-            found.append(counts_before(segment.head, before) or before)
-        before = segment.head.seq + 1
+class _Counted(NamedTuple):
+    """The counts of a segment. damage: why its last events are not counted; None: all are."""
+
+    counts: SegmentMinutes
+    damage: str | None = None
+
+
+def _counts(reader: LogReader, progress: Callable[[int], None]) -> tuple[list[SegmentMinutes], str | None]:
+    """Return the counts of each segment, in order, up to damage; and the damage.
+
+    The reader passes over the log, and its attributes describe it. It reads the last segment. Other segments
+    without counts are counted in parallel.
+    """
+    found: list[_Counted | int] = []
+    before = damage = None
+    try:
+        for segment in reader.segments():
+            if before is not None:
+                left = counts_before(segment.head, before)
+                found.append(before if left is None else _Counted(left))
+            before = segment.head.seq + 1
+            if segment.successor is None:
+                found.append(_count_events(segment))
+                before = None
+    except LogDamaged as error:
+        damage = str(error)
     if before is not None:
         found.append(before)
+    counts = []
+    for one in _count_rest(reader.directory, found):
+        counts.append(one.counts)
+        progress(one.counts.last)
+        if one.damage is not None:
+            return counts, one.damage
+    return counts, damage
+
+
+def _count_rest(directory: Path, found: Sequence[_Counted | int]) -> Iterator[_Counted]:
+    """Yield the counts of all segments. found: the counts of each segment, or its first event."""
     uncounted = [one for one in found if isinstance(one, int)]
     jobs = min(len(uncounted), cpu_count() or 1)
     with ExitStack() as stack:
-        counted: Iterator[SegmentMinutes] = map(partial(_count, directory), uncounted)
+        counted: Iterator[_Counted] = map(partial(_count, directory), uncounted)
         if jobs > 1:
             # A fork of a process with threads may hang.
             pool = stack.enter_context(ProcessPoolExecutor(jobs, get_context("spawn")))
@@ -196,11 +227,35 @@ def _counts(directory: Path) -> Iterator[SegmentMinutes]:
             yield next(counted) if isinstance(one, int) else one
 
 
-def _count(directory: Path, first: int) -> SegmentMinutes:
+def _count(directory: Path, first: int) -> _Counted:
     """Count the segment whose first event is `first`, in a process of its own."""
-    for segment in LogReader(directory).segments(first):
-        return counts_of(segment)
-    raise LogError(f"{directory}: the segment of event {first} is gone; retention may have deleted it")
+    found = None
+    try:
+        for segment in LogReader(directory).segments(first):
+            if found is not None:
+                break  # The end of the segment that was counted is checked now.
+            found = _count_events(segment)
+    except LogDamaged as error:
+        if found is not None:
+            return _Counted(found.counts, found.damage or str(error))
+        raise
+    if found is None or found.counts.first != first:
+        raise LogError(f"{directory}: the segment of event {first} is gone; retention may have deleted it")
+    return found
+
+
+def _count_events(segment: Segment) -> _Counted:
+    counter = MinuteCounter(segment.head.seq + 1)
+    try:
+        for batch in segment.batches():
+            counter.count(batch)
+    except LogDamaged as error:
+        return _Counted(counter.minutes, str(error))
+    return _Counted(counter.minutes)
+
+
+def _ignore(_event: int) -> None:
+    pass
 
 
 class _Place(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from incidents import INCIDENTS, Copying, Outcome, Rig, chats, usual
 
 from kvsm.cli import main
 from kvsm.core.log.frames import segment_paths
-from kvsm.core.log.minutes import SegmentMinutes
+from kvsm.core.log.reader import LogReader, Segment
+from kvsm.errors import LogDamaged
 from kvsm.explain.report import first_look as module
 from kvsm.explain.report.first_look import first_look
 from kvsm.explain.report.log_report import make_report
@@ -75,13 +77,13 @@ def test_heads_alone_give_the_same_as_all_events(failing: Path, monkeypatch: pyt
 
 def test_only_the_last_segment_is_read(failing: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read = []
-    usual_count = module._count
+    usual_count = module._count_events
 
-    def noted(where: Path, first: int) -> SegmentMinutes:
-        read.append(first)
-        return usual_count(where, first)
+    def noted(segment: Segment) -> Any:
+        read.append(segment.head.seq + 1)
+        return usual_count(segment)
 
-    monkeypatch.setattr(module, "_count", noted)
+    monkeypatch.setattr(module, "_count_events", noted)
     first_look(failing)
     assert read == [max(int(path.stem) for path in failing.glob("*.kvsm"))]
 
@@ -258,3 +260,58 @@ def test_why_of_what_no_log_can_have_is_refused(
     assert result.exit_code == 2
     assert "Traceback" not in result.output
     assert "no whole event in this log" not in result.output
+
+
+def report_of_damaged(directory: Path, last: int) -> str:
+    """The report of a log whose events up to `last` are whole. It says what is wrong, and is not as for a
+    good log."""
+    result = CliRunner().invoke(main, ["report", str(directory)])
+    assert result.exit_code == 1, result.output
+    assert f"events 1 to {last:,}, " in result.stdout
+    return result.output
+
+
+def last_before_damage(directory: Path) -> int:
+    last = 0
+    with suppress(LogDamaged):
+        for event in LogReader(directory).events():
+            last = event.seq
+    return last
+
+
+def flip_a_bit(path: Path, place: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_damaged_head_leaves_the_segments_before_it(large: Path) -> None:
+    segments = sorted(large.glob("*.kvsm"))
+    flip_a_bit(segments[-1], 200)
+    assert "damaged at byte" in report_of_damaged(large, int(segments[-1].stem) - 1)
+
+
+def test_damage_in_the_last_segment_leaves_its_events_before_it(large: Path) -> None:
+    last = max(large.glob("*.kvsm"))
+    flip_a_bit(last, last.stat().st_size - 2000)
+    whole = last_before_damage(large)
+    assert whole > int(last.stem)
+    assert "damaged at byte" in report_of_damaged(large, whole)
+
+
+def test_a_missing_segment_ends_the_look(large: Path) -> None:
+    sorted(large.glob("*.kvsm"))[2].unlink()
+    assert "its last event is" in report_of_damaged(large, last_before_damage(large))
+
+
+def test_missing_last_segments_are_reported(large: Path) -> None:
+    last = max(large.glob("*.kvsm"))
+    last.unlink()
+    assert "the last segments are missing" in report_of_damaged(large, int(last.stem) - 1)
+
+
+def test_missing_first_segments_are_reported(large: Path) -> None:
+    min(large.glob("*.kvsm")).unlink()
+    result = CliRunner().invoke(main, ["report", str(large)])
+    assert result.exit_code == 1
+    assert "the first segments are missing" in result.output
