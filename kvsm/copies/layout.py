@@ -118,10 +118,9 @@ def pieces_of(name: str, tensor: Any) -> list[MemoryRows]:
     address, item_bytes = _address_of(name, tensor), int(tensor.itemsize)
     if tensor.ndim == 0:
         raise ConfigError(f"{name} is a single number; its first dimension must be the blocks")
-    strides = [
-        stride * (item_bytes if hasattr(tensor, "data_ptr") else 1)
-        for stride in (tensor.stride() if hasattr(tensor, "data_ptr") else tensor.strides)
-    ]
+    strides = (
+        [stride * item_bytes for stride in tensor.stride()] if hasattr(tensor, "data_ptr") else tensor.strides
+    )
     (count, *sizes), (stride, *inner) = map(int, tensor.shape), strides
     if 0 in sizes:
         raise ConfigError(f"{name} has rows of 0 bytes; they need at least 1")
@@ -138,6 +137,8 @@ def pieces_of(name: str, tensor: Any) -> list[MemoryRows]:
     _check_pieces(name, prod(size for size, _ in apart))
     if count < 2:
         stride = row_bytes
+    elif stride < 0:
+        raise ConfigError(f"{name} is reversed in a dimension; pass the tensor without the reversal")
     elif stride < row_bytes:
         raise ConfigError(f"{name} has rows of {row_bytes} bytes, {stride} apart: they overlap")
     places = product(*[range(0, size * distance, distance) if distance else [0] for size, distance in apart])
@@ -157,7 +158,13 @@ def _address_of(name: str, pool: Any) -> int:
     """Return the address of a tensor. Raises `ConfigError` if it is none."""
     if hasattr(pool, "ndim"):
         if hasattr(pool, "data_ptr"):
-            return int(pool.data_ptr())
+            try:
+                pool.stride()
+                return int(pool.data_ptr())
+            except RuntimeError as error:  # a sparse or nested tensor
+                raise ConfigError(
+                    f"{name} has no memory with strides; give a dense tensor: {error}"
+                ) from error
         if hasattr(pool, "ctypes"):
             return int(pool.ctypes.data)
     raise ConfigError(f"{name} is a {type(pool).__name__}; give a numpy array or a torch tensor")

@@ -80,6 +80,10 @@ class NumpyPools:
 
     def __init__(self, device: Any | Sequence[Any], host: Any, offsets: Sequence[int] | None = None) -> None:
         tensors, host = tensors_of(device), host_array(host)
+        if offsets is not None and len(offsets) != len(tensors):
+            raise ConfigError(
+                f"there are {len(offsets)} offsets for {len(tensors)} device tensors; give one each"
+            )
         self.layout, places = make_layout(tensors, host, offsets)
         self.device = [
             _as_bytes(f"device tensor {place}", tensors[place], rows)

@@ -143,3 +143,23 @@ def test_checksums_see_wrong_bytes_of_any_layout() -> None:
             [result] = finish(engine, [2])
         assert (result.good, "host block 1" in result.error) == (False, True)
         assert torch.equal(keys[:, 2], keys[:, 0])
+
+
+REFUSED = {
+    "sparse": (lambda: torch.zeros(4, 8).to_sparse(), "dense tensor"),
+    "nested": (lambda: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]), "dense tensor"),
+    "reversed blocks": (lambda: np.zeros((4, 8))[::-1], "reversed"),
+}
+
+
+@pytest.mark.parametrize(("make", "problem"), REFUSED.values(), ids=REFUSED.keys())
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_tensor_without_rows_of_memory_is_refused(make: Any, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        HostCopyEngine(make(), np.zeros((6, 32), np.uint8))
+
+
+@pytest.mark.parametrize("offsets", [(), (0, 16)])
+def test_each_tensor_needs_one_offset(offsets: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError, match=r"offsets for 1 device tensors?; give one each"):
+        HostCopyEngine(np.zeros((4, 16), np.uint8), np.zeros((6, 32), np.uint8), offsets=offsets)

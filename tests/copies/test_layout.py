@@ -145,7 +145,7 @@ REFUSED = {
         zeros(4, 3),
         "rows of 3 bytes, 2 apart: they overlap",
     ),
-    "rows that go backwards": ([zeros(4, 3)[::-1]], zeros(4, 3), "rows of 3 bytes, -3 apart"),
+    "rows that go backwards": ([zeros(4, 3)[::-1]], zeros(4, 3), "without the reversal"),
     "a list": ([[[1, 2]]], zeros(4, 2), "device tensor 0 is a list; give a numpy array or a torch tensor"),
     "nothing": ([zeros(4, 2)], None, "host pool is a NoneType"),
 }
