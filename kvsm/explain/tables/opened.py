@@ -230,7 +230,7 @@ class _TableTimes:
     """The steady times of an opened log."""
 
     def __init__(self, log: OpenedLog) -> None:
-        self.directory, self.first, self.began_ns = log.directory, log.first, log.began_ns
+        self.directory, self.first, self.began_ns = log.directory, log.first, log.log_began_ns
         self._log = log
 
     def first_from(self, point: LogPoint) -> int | None:

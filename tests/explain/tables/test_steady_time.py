@@ -162,3 +162,19 @@ def test_a_report_has_no_time_before_the_log(tmp_path: Path) -> None:
         assert found.exit_code in (0, 1, 2), found.output
         assert "+-" not in found.stdout
         assert " -" not in found.stdout.replace(" - ", "").replace(" --", "")
+
+
+def test_a_time_after_the_start_counts_from_the_start_of_the_log_in_a_part_too(
+    tmp_path: Path,
+) -> None:
+    directory = log_of(tmp_path / "log", [(30, -2.0)])
+    with kvsm.open(directory) as whole:
+        first = whole.clock_jumps[0].event // 8
+    since = point_of("+10s")
+    with kvsm.open(directory, window=Window(first, None)) as part:
+        assert part.clock_jumps
+        found = part.window(since, None).first
+        assert found is not None
+        [(wall_ns,)] = part.sql("SELECT wall_ns FROM events WHERE event = ?", (found,))
+        assert wall_ns - part.log_began_ns >= since.value
+        assert found == max(first, find_window(LogReader(directory), since, None).first or 0)
