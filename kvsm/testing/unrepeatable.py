@@ -13,7 +13,10 @@ from datetime import date
 from types import FrameType
 from typing import Any, NamedTuple
 
-_CLOCKS = {"time", "monotonic", "perf_counter", "process_time", "thread_time", "localtime", "gmtime", "ctime"}
+_CLOCKS = {
+    *("time", "monotonic", "perf_counter", "process_time", "thread_time", "clock_gettime"),
+    *("localtime", "gmtime", "ctime"),
+}
 _SHARED: Any = getattr(random.random, "__self__")  # noqa: B009 (the generator of the functions of `random`)
 
 

@@ -68,9 +68,16 @@ class TimedFromTheStart(LRUPolicy):
         self.began = time.time()
 
 
+class TimedByTheSystem(LRUPolicy):
+    def admitted(self, *arguments: Any, **named: Any) -> None:
+        self.seen = time.clock_gettime(time.CLOCK_MONOTONIC)
+        super().admitted(*arguments, **named)
+
+
 @pytest.mark.parametrize(
     ("chosen", "does", "after"),
     [
+        (TimedByTheSystem, "reads the clock (time.clock_gettime at ", 1),
         (Timed, "reads the clock (time.monotonic_ns at ", 1),
         (Dated, "reads the clock (datetime.now at ", 1),
         (Dice, "draws random numbers without a seed of its own (random.getrandbits at ", 1),
