@@ -525,13 +525,13 @@ class OffloadScheduler:
             ended = self.offloader.cancel(job.transfer)
             if ended is not None:
                 self._note_transfer_end(ended)
+        if self.walk is not None:  # Before the reset, because the engine's pool may raise.
+            tables = [table for tracked in self.state.tracked.values() for table in tracked.tables]
+            self.walk.restart({block for table in tables for block in table} - {self.config.null_block})
         done = self.offloader.reset(weights)
         self.offers.state.awaiting.clear()
         for tracked in self.state.tracked.values():
             tracked.offer_again()
-        if self.walk is not None:
-            tables = [table for tracked in self.state.tracked.values() for table in tracked.tables]
-            self.walk.restart({block for table in tables for block in table} - {self.config.null_block})
         return done
 
     def has_pending_work(self) -> bool:

@@ -472,6 +472,38 @@ def test_reset_keeps_out_what_the_pool_still_says_that_it_caches(caplog: pytest.
     assert blocks_stored(hand.step()) == taken == [0]
 
 
+class RaisesOnce(KeepsKeysOfHeldBlocks):
+    raises = False
+
+    def key_of(self, block: int) -> bytes | None:
+        if self.raises:
+            self.raises = False
+            raise RuntimeError("no key")
+        return super().key_of(block)
+
+
+def test_a_pool_that_raises_leaves_the_cache_as_it_was() -> None:
+    """No stale data (S14): the content of the host ends only when it is known which keys of the pool are
+    outdated. The engine may call again."""
+    pool = RaisesOnce(6)
+    hand = Hand(pool=pool, core={"device_blocks": 6}, store=StoreMode.LAZY, lazy_target_blocks=6)
+    old = SmallRequest("old", range(9))
+    blocks = pool.take(2)
+    hand.admit(old, blocks)
+    hand.compute(old)
+    for block, key in zip(blocks, keys_of(old)):
+        pool.cache(block, key)
+    hand.scheduler.request_finished(old, [blocks])
+    pool.free_blocks(blocks)
+    assert blocks_stored(hand.step())
+    pool.raises = True
+    with pytest.raises(RuntimeError, match="no key"):
+        hand.scheduler.reset_cache()
+    assert not of_kind(hand, ev.CacheReset)
+    hand.scheduler.reset_cache()
+    assert len(of_kind(hand, ev.CacheReset)) == 1
+
+
 class KnowsItsBlocks(KeepsKeysOfHeldBlocks):
     """A pool that raises an error if it is asked for a block that it does not have."""
 
