@@ -100,7 +100,10 @@ def chosen_log(path: Path) -> Path:
 
 def _chosen(ctx: click.Context, _: click.Parameter, path: Path | None) -> Path | None:
     # Shell completion only parses the command line: the log need not exist yet.
-    return path if path is None or ctx.resilient_parsing else chosen_log(path)
+    if path is None or ctx.resilient_parsing:
+        return path
+    # Commands that are printed name the log; `Path` drops the "./" before a hyphen.
+    return chosen_log(path.absolute() if str(path).startswith("-") else path)
 
 
 def _point(ctx: click.Context, param: click.Parameter, text: str | None) -> LogPoint | None:

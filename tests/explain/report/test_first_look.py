@@ -315,3 +315,13 @@ def test_missing_first_segments_are_reported(large: Path) -> None:
     result = CliRunner().invoke(main, ["report", str(large)])
     assert result.exit_code == 1
     assert "the first segments are missing" in result.output
+
+
+def test_commands_to_paste_name_a_log_that_begins_with_a_hyphen(
+    large: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(large.parent)
+    large.rename("-log")
+    told = kvsm("why", "./-log", "r120")
+    [command, *_] = [line.split() for line in told.splitlines() if line.startswith("    kvsm show ")]
+    assert "r120" in kvsm(*command[1:])
