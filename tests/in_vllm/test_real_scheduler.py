@@ -383,7 +383,7 @@ HANGING = {
     0: Shape(is_async=True, shards=2, device_blocks=48, host_blocks=160, hanging=0.15),
     1: Shape(stages=2, groups=2, device_blocks=48, host_blocks=40, hanging=0.15, on_failed_load="fail"),
     2: Shape(is_async=True, runner=2, device_blocks=48, host_blocks=160, failing=0.2, hanging=0.15),
-    3: Shape(shards=2, host_blocks=40, hanging=0.3, extra={"store": "lazy", "lazy_target_blocks": 6}),
     4: Shape(is_async=True, drafts=2, device_blocks=48, hanging=0.15, extra={"blocks_per_chunk": 2}),
+    13: Shape(shards=2, host_blocks=40, hanging=0.3, extra={"store": "lazy", "lazy_target_blocks": 6}),
 }
 """Seed of the walk -> its engine."""
