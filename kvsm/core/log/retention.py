@@ -56,11 +56,13 @@ class Retention:
             self._complete_bytes = None
             self.segments.append(segment)
 
-    def announce_newest(self) -> None:
+    def announce_newest(self, syncs: bool) -> None:
         """Write which segment is the newest into the mark of the one before it, so that readers notice if
         it is missing. Idempotent.
 
         Does nothing before the name of the newest segment is durable: a power loss may remove it until then.
+
+        syncs: whether to wait until the mark is on the disk.
 
         Raises `OSError` if a mark is left partly written.
         """
@@ -68,7 +70,7 @@ class Retention:
         if newest.announced or not newest.name_is_durable:
             return
         if len(self.segments) > 1:
-            self.segments[-2].name_successor(newest.first)
+            self.segments[-2].name_successor(newest.first, syncs)
         newest.announced = True
 
     def inherit(self, segment: SegmentFile) -> None:

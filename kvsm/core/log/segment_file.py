@@ -60,6 +60,10 @@ class Loss(NamedTuple):
     dropped: int
 
 
+class UnsyncedMark(OSError):
+    """A mark was written, and it is unknown whether it is on the disk."""
+
+
 class SegmentFile:
     """The file of the segment whose first event is `first`. The constructor makes no file yet: `create` does.
 
@@ -163,14 +167,16 @@ class SegmentFile:
                 self._write_rest(bytes(MARK.size), MARK_OFFSET, 0)
             raise
 
-    def name_successor(self, first: int) -> None:
+    def name_successor(self, first: int, syncs: bool) -> None:
         """Write a mark that names the next segment, unless this one has the mark of a loss. The file may be
         closed.
 
         first: the first event of the next segment, whose name is durable.
+        syncs: whether to wait for the disk: a power loss may leave a part of a mark that was not synced.
 
         If the mark cannot be written, the file stays as it is: then readers cannot notice that the next
-        segment is missing. Raises `OSError` if the mark is left partly written.
+        segment is missing. Raises `OSError` if the mark is left partly written, and `UnsyncedMark` if a power
+        loss may leave it so.
         """
         again = SegmentFile(self.path.parent, self.first)
         try:
@@ -182,12 +188,21 @@ class SegmentFile:
             number = succeeded_by(first, before)
         try:
             if number is not None:
-                again._write_rest(encode_mark(number), MARK_OFFSET, 0)
-        except OSError:
-            again._write_rest(before, MARK_OFFSET, 0)
+                try:
+                    again._write_rest(encode_mark(number), MARK_OFFSET, 0)
+                except OSError:
+                    again._write_rest(before, MARK_OFFSET, 0)
+                if syncs:
+                    again._sync_mark()
         finally:
             with suppress(OSError):
                 again.close()
+
+    def _sync_mark(self) -> None:
+        try:
+            os.fdatasync(self._descriptor)
+        except OSError as error:
+            raise UnsyncedMark(*error.args) from error
 
     def cut(self, size: int) -> None:
         """Keep the first `size` bytes."""

@@ -46,7 +46,7 @@ from kvsm.core.log.log_thread import LogThread
 from kvsm.core.log.minutes import WrittenMinutes
 from kvsm.core.log.opening import Opening
 from kvsm.core.log.retention import FRAME_BYTES, Retention
-from kvsm.core.log.segment_file import Loss, SegmentFile, WritePlace
+from kvsm.core.log.segment_file import Loss, SegmentFile, UnsyncedMark, WritePlace
 from kvsm.core.log.segment_maker import SegmentMaker
 from kvsm.core.log.syncing import Durability, Syncing
 from kvsm.errors import ConfigError, LogError, LogWriteFailed, described
@@ -663,11 +663,19 @@ class LogWriter:
             self.failure = f"{newest.path}: {failure}: {error}"
 
     def _announce(self) -> None:
-        """Write which segment is the newest into the mark of the one before it, once its name is durable."""
+        """Name the newest segment in the one before it, once its own name is durable.
+
+        If only the sync of that mark fails and `on_failure` is `continue`, the next flush tries again.
+        """
+        failure = "the mark of the segment before it may be partly written"
         try:
-            self._retention.announce_newest()
+            self._retention.announce_newest(self._syncs)
+        except UnsyncedMark as error:
+            if not self._continues:
+                self._stop(failure, error)
+            self.failure = f"{self._place.segment.path}: {failure}: {error}"
         except OSError as error:
-            self._stop("the mark of the segment before it may be partly written", error)
+            self._stop(failure, error)
 
     def _stop(self, failure: str, cause: Exception) -> NoReturn:
         advice = f"; {WHAT_TO_DO}" if isinstance(cause, OSError) else ""

@@ -110,10 +110,10 @@ def test_a_name_that_may_not_outlive_a_power_loss_is_not_told(tmp_path: Path) ->
     retention.add(older)
     retention.add(newest)
     before = older.path.read_bytes()
-    retention.announce_newest()
+    retention.announce_newest(syncs=False)
     assert (older.path.read_bytes(), newest.announced) == (before, False)
     newest.name_is_durable = True
-    retention.announce_newest()
+    retention.announce_newest(syncs=False)
     assert older.path.read_bytes()[:PREAMBLE_BYTES] != before[:PREAMBLE_BYTES]
     life.kill()
 
