@@ -25,11 +25,14 @@ BURST_TIME = 0.2
 """A burst takes at most this share of the time between the first and the last eviction."""
 
 BURST_TIMES, BURST_DEVIATIONS, BURST_BATCHES, BURST_UNREAD = 2, 4, 20, 0.5
-"""Conditions for a burst. Three quarters of it evict at least `BURST_TIMES` times the usual number of blocks,
-and its total exceeds the usual rate by `BURST_DEVIATIONS` standard deviations: by chance, the densest of 50
-parts of the time does so in one log of 500. There are at least `BURST_BATCHES` evictions outside of it, to
-know the usual rate. At least the share `BURST_UNREAD` of the requests that it makes room for store no block
-that is ever read."""
+"""Conditions for a burst:
+
+- Three quarters of its time have at least `BURST_TIMES` times the usual rate of evictions.
+- Its number of evictions is `BURST_DEVIATIONS` standard deviations above the usual one. By chance this is so
+  for the densest of 50 parts of the time in one log of 500.
+- The usual rate is known from at least `BURST_BATCHES` evictions outside of the burst.
+- At least the share `BURST_UNREAD` of the requests that it makes room for store no block that is ever read.
+"""
 
 POOL_STOPS = Limit(0.1, 10)
 """A pool may be too small if at least this many lookups stop at an evicted block."""

@@ -117,8 +117,8 @@ def in_order(found: Iterable[Trouble]) -> tuple[Trouble, ...]:
 
 
 def of_both(found: Sequence[Trouble], others: Sequence[Trouble]) -> tuple[Trouble, ...]:
-    """Merge the troubles of two tiers' logs. Both logs show how the engine ended, and jumps of the clock: one
-    of these is kept.
+    """Merge the troubles of two tiers' logs. The end of the engine and jumps of the clock, which both logs
+    have, are shown once.
 
     found: troubles of the requested log.
     others: troubles of the other tier's log.

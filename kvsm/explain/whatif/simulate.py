@@ -374,7 +374,7 @@ class _Pool:
                 self._end(heappop(self._copies))
 
     def _again(self) -> dict[int, tuple[_Cursor, int]]:
-        """The requests whose chunks wait, if a copy has ended since."""
+        """Return the requests with chunks to offer again; none if no copy has ended since the last offer."""
         if not self._changed:
             return {}
         self._changed = False

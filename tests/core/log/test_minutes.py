@@ -71,6 +71,16 @@ def test_an_interrupted_count_is_not_left(tmp_path: Path, monkeypatch: pytest.Mo
     assert all(counts == counted for counts, counted in found[1:])
 
 
+def test_events_that_were_never_counted_leave_no_counts() -> None:
+    """An interrupt between the write of a frame and its count leaves a gap."""
+    made = events([MINUTE_NS] * 6)
+    counter = MinuteCounter(1)
+    counter.count(made[:2])
+    assert counter.is_whole
+    counter.count(made[4:])
+    assert not counter.is_whole
+
+
 def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 

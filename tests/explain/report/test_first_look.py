@@ -125,6 +125,13 @@ def test_the_tables_of_a_part_are_those_of_the_whole_log(failing: Path) -> None:
         assert part.log_began_ns < part.began_ns
 
 
+def test_a_part_ends_within_a_frame(failing: Path) -> None:
+    """Wherever its last event stands among the events that were written together."""
+    for last in range(501, 509):
+        with open_log(failing, window=Window(480, last)) as part:
+            assert (part.first, part.last) == (480, last)
+
+
 # The command.
 
 

@@ -7,6 +7,7 @@ import shlex
 import shutil
 from array import array
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -116,6 +117,25 @@ def test_a_flood_is_told_by_the_first_block(tmp_path: Path) -> None:
     for command in one.commands:
         result = CliRunner().invoke(main, shlex.split(command)[1:])
         assert (result.exit_code, bool(result.stdout)) == (ExitCode.GOOD, True)
+
+
+def test_what_the_others_gain_is_counted_by_their_lookups(
+    demand: Demand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lookups of the flood, which find nothing either way, would dilute it."""
+    lives, counted = {*range(0, len(demand.chains), 2)}, []
+    trials = object.__new__(remedies._Trials)
+    trials._demand, trials._own = demand, Scenario.of(demand.config)
+    trials.lookups, trials._by_request, trials._stored, trials._read = counted_lookups(demand), {}, 0, 0
+
+    def noted(*arguments: Any) -> Any:
+        counted.append({lookup.life for lookup in arguments[2]})
+        return simulate(*arguments)
+
+    monkeypatch.setattr(remedies, "simulate", noted)
+    trials._without(remedies._Group("who", sorted(lives)))
+    assert counted
+    assert not any(lives & one for one in counted)
 
 
 def test_refused_stores_are_not_offered(demand: Demand) -> None:

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
 
 import click
 import msgspec
@@ -45,7 +46,7 @@ from kvsm.explain.report import cache_measures
 from kvsm.explain.report import log_report as report
 from kvsm.explain.report.cache_measures import BURST_PART
 from kvsm.explain.report.confidence import LEAST_LOGS, MEASURED, confidence_in
-from kvsm.explain.report.copy_measures import _episodes
+from kvsm.explain.report.copy_measures import _episodes, _rate
 from kvsm.explain.report.detectors import Limit, number, percent
 from kvsm.explain.report.engine_detectors import STILL_WRITTEN_NS
 from kvsm.explain.report.figures import (
@@ -724,6 +725,18 @@ def test_slow_copies_that_are_under_way_together_are_one_episode(times: list[tup
     rows = np.array([(0, 1, took, begun + took) for begun, took in times], dtype=np.int64).reshape(-1, 4)
     busy = {moment for begun, took in times for moment in range(2 * begun, 2 * (begun + took) + 1)}
     assert _episodes(rows) == sum(moment - 1 not in busy for moment in busy)
+
+
+def test_loads_alone_that_are_slow_do_not_slow_the_rate_of_the_memory() -> None:
+    """Memory that is not page-locked slows both directions."""
+    ns = {0: 50_000, 1: 5_000_000}  # of a slot: stores, loads
+    rows = [(0, way, slots, 1000 + slots * ns[way]) for slots in range(1, 41) for way in (0, 1)]
+    config = SimpleNamespace(block_bytes=10**6, blocks_per_chunk=1)
+    tables = SimpleNamespace(
+        log=SimpleNamespace(config=config), within=lambda _: "1", numbers=lambda *_: np.array(rows)
+    )
+    measured, bytes_per_s = _rate(cast(Any, tables))
+    assert (measured, bytes_per_s) == (80, 20_000_000_000)
 
 
 def test_copies_that_are_slower_than_any_memory_have_another_cause() -> None:
