@@ -273,7 +273,13 @@ class Rig:
                 each(self.engine.steps)
             if not self.engine.step():
                 break
+            self._let_segments_open()
         return self
+
+    def _let_segments_open(self) -> None:
+        """Wait for the thread that opens a segment. So segments end where they end on any machine."""
+        assert self.offloader.writer is not None
+        self.offloader.writer._opening_thread.wait()
 
     def close(self, error: BaseException | None = None) -> Path:
         """Close the log. Returns its directory."""
