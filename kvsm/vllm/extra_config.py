@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
+from inspect import cleandoc
 from itertools import takewhile
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -168,10 +169,10 @@ def parse(kind: type[Options], given: Mapping[str, Any], others: Collection[str]
 def described(name: str) -> str:
     """Return the description of an option of `KvsmConnector` from the docstrings of the option classes."""
     for kind in ConnectorOptions.__mro__:
-        lines = (kind.__doc__ or "").splitlines()
-        begins = [number for number, line in enumerate(lines) if line.startswith(f"    {name}: ")]
+        lines = cleandoc(kind.__doc__ or "").splitlines()  # Python 3.13 and later remove the indentation
+        begins = [number for number, line in enumerate(lines) if line.startswith(f"{name}: ")]
         for begin in begins:
-            more = takewhile(lambda line: line.startswith("        "), lines[begin + 1 :])
+            more = takewhile(lambda line: line.startswith("    "), lines[begin + 1 :])
             text = " ".join([lines[begin].partition(": ")[2], *map(str.strip, more)])
             return text.replace("`", "")
     return ""
