@@ -162,7 +162,7 @@ SAMPLED_STEPS = 200
 """At most this many steps with a preemption are examined."""
 
 _NEVER = 1 << 62
-"""Stands for an event that is not in the log, in arrays of integers."""
+"""Placeholder for a missing event number in arrays of integers."""
 
 
 def clock_figures(tables: Tables) -> ClockFigures:
