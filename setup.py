@@ -1,7 +1,13 @@
 """Only what pyproject.toml cannot say: the native body, and the description of the package on an index.
 
-The native body is built where a C compiler is. Elsewhere kvsm is installed without it, and Python does the
-same (`kvsm --version`). From Python 3.11 on it uses the stable ABI alone: one build serves all.
+The environment variable `KVSM_NATIVE` chooses at the build, with the values that it has when kvsm runs:
+
+- `auto`, or nothing: build the native body if a C compiler is there. Otherwise kvsm is installed without it,
+  and Python does the same (`kvsm --version`);
+- `0`: build no native body. The wheel is for every machine (`py3-none-any`);
+- `1`: build the native body. The build fails if it cannot.
+
+From Python 3.11 on the native body uses the stable ABI alone: one build serves all.
 
 An index shows the README alone. A link into the source leads nowhere there, so it becomes the file's path. A
 picture does, too.
@@ -9,6 +15,7 @@ picture does, too.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -29,8 +36,15 @@ def description(readme: str) -> str:
     return f"{_LINK.sub(path, readme)}\n{_NOTE}"
 
 
-def native_body() -> dict[str, Any]:
-    """The arguments of `setup` that build the native body."""
+def native_body(chosen: str) -> dict[str, Any]:
+    """The arguments of `setup` that build the native body.
+
+    chosen: the value of `KVSM_NATIVE`.
+    """
+    if chosen not in ("0", "1", "auto"):
+        raise SystemExit(f"KVSM_NATIVE is {chosen!r}; it must be 0, 1 or auto")
+    if chosen == "0":
+        return {}
     from setuptools import Extension
 
     folder = Path("kvsm") / "core" / "native"
@@ -44,8 +58,9 @@ def native_body() -> dict[str, Any]:
         depends=[str(header) for header in sorted(folder.glob("*.h"))],
         define_macros=[("SOURCES_DIGEST", f'"{digest}"'), *limits],
         py_limited_api=stable,
-        extra_compile_args=["-std=c11", "-O2"],
-        optional=True,
+        # Hidden: a symbol of the same name in another library must not replace one of these.
+        extra_compile_args=["-std=c11", "-O2", "-fvisibility=hidden"],
+        optional=chosen == "auto",
     )
     wheel = {"bdist_wheel": {"py_limited_api": "cp311"}} if stable else {}
     return {"ext_modules": [body], "options": wheel}
@@ -58,5 +73,5 @@ if __name__ == "__main__":
     setup(
         long_description=description(readme),
         long_description_content_type="text/markdown",
-        **native_body(),
+        **native_body(os.environ.get("KVSM_NATIVE", "auto")),
     )
