@@ -20,7 +20,7 @@ from email.parser import Parser
 from pathlib import Path
 from runpy import run_path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from abi3info import DATAS, FUNCTIONS
 from abi3info.models import PyVersion, Symbol
@@ -74,9 +74,9 @@ def read_library(content: bytes) -> Library:
         elf = ELFFile(io.BytesIO(content))
     except Exception as error:
         raise ValueError(f"no shared library: {error}") from None
-    symbols = [symbol for symbol in elf.get_section_by_name(".dynsym").iter_symbols() if symbol.name]
+    symbols = [symbol for symbol in _section(elf, ".dynsym").iter_symbols() if symbol.name]
     undefined = frozenset(symbol.name for symbol in symbols if symbol["st_shndx"] == "SHN_UNDEF")
-    dynamic = list(elf.get_section_by_name(".dynamic").iter_tags())
+    dynamic = list(_section(elf, ".dynamic").iter_tags())
     return Library(
         elf["e_machine"],
         frozenset(symbol.name for symbol in symbols) - undefined,
@@ -85,6 +85,13 @@ def read_library(content: bytes) -> Library:
         frozenset(tag.needed for tag in dynamic if tag.entry.d_tag == "DT_NEEDED"),
         "".join(getattr(tag, "rpath", "") or getattr(tag, "runpath", "") for tag in dynamic),
     )
+
+
+def _section(elf: ELFFile, name: str) -> Any:
+    section = elf.get_section_by_name(name)
+    if section is None:
+        raise ValueError(f"no shared library: it has no {name}")
+    return section
 
 
 def _glibc_versions(elf: ELFFile) -> Iterator[tuple[int, ...]]:

@@ -8,9 +8,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
 
 from kvsm.check.explore.counterexample import action_text, render, retell, save_log
 from kvsm.check.explore.model import INTERRUPT, Verdict
@@ -124,6 +121,10 @@ _Opened = tuple[ToldOpenCondition, "Example | None", "Reached | None"]
 
 def _prove(name: str, versions: dict[str, Declaration], solvers: Sequence[Solver], jobs: int) -> Proof:
     """Prove a model. On a terminal, show a line of progress meanwhile."""
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
     console = Console(stderr=True)
     if not console.is_terminal:
         return prove(versions, solvers, jobs)

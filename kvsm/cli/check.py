@@ -12,9 +12,6 @@ from typing import Any
 import click
 import msgspec
 from click.core import ParameterSource
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
 
 from kvsm.check.explore.checked_model import CheckedModel, ExplorationLimits
 from kvsm.check.explore.counterexample import Counterexample, CounterexampleStep, render
@@ -387,6 +384,10 @@ def _print_list(as_json: bool) -> None:
 
 def _explore(model: CheckedModel, scope: Any, limits: ExplorationLimits) -> Exploration:
     """Explore a scope. On a terminal, show a line of progress meanwhile."""
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
     console = Console(stderr=True)
     if not console.is_terminal:
         return model.explore(scope, limits)

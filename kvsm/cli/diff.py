@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.table import Table
 
 from kvsm.cli.exit_codes import ExitCode
 from kvsm.cli.log_options import json_option, log_argument, trust_options
@@ -114,6 +113,8 @@ _KEY = re.compile(r"\b(?:[0-9a-f]{2}){16,}\b")
 def _print_changed(what: str, changed: Sequence[Changed]) -> None:
     if not changed:
         return
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False)
     for name, justify in ((what, "left"), ("good", "right"), ("bad", "right")):
         table.add_column(name, justify=justify)  # type: ignore[arg-type]

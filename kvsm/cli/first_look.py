@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from rich.filesize import decimal
-
 from kvsm.cli.sparkline import sparkline
 from kvsm.explain.report.detectors import number, percent
 from kvsm.explain.report.first_look import FirstLook, PartLook
@@ -18,6 +16,8 @@ _BINS = 48
 
 def look_lines(look: FirstLook, log: Path) -> Iterator[str]:
     """Format the look, line by line."""
+    from rich.filesize import decimal
+
     whole, minutes = look.whole, "minute" if look.minutes == 1 else f"{look.minutes} minutes"
     yield f"{log}: events {look.first:,} to {look.last:,}, {decimal(look.bytes)}, counted by the {minutes}"
     yield f"{utc(look.began_ns)} to {utc(look.ended_ns)}, {duration(look.ended_ns - look.began_ns)}"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from rich.table import Table
-
 from kvsm.cli.exit_codes import ExitCode
 from kvsm.cli.output import complain, say_table
 from kvsm.explain.story import LogCondition
@@ -12,6 +10,8 @@ from kvsm.explain.story.unfinished import Unfinished, end_rows
 
 def print_rows(*rows: tuple[str, str]) -> None:
     """Print a name and a text on each line, in two columns."""
+    from rich.table import Table
+
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")

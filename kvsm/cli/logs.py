@@ -7,7 +7,6 @@ from pathlib import Path
 
 import click
 import msgspec
-from rich.table import Table
 
 from kvsm.cli.log_options import json_option
 from kvsm.cli.output import Command, say, say_json, say_table
@@ -72,6 +71,8 @@ def logs(directory: Path, max_bytes: int | None, as_json: bool) -> None:
     if not found:
         say(f"{directory}: no event log lies here")
         return
+    from rich.table import Table
+
     table = Table("log", "MiB", "last write (UTC)", "state", box=None, pad_edge=False)
     for one in answers:
         when = datetime.fromtimestamp(one.written_ns / 1e9, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import click
 import msgspec
-from rich.table import Table
 
 from kvsm.cli.log_options import json_option
 from kvsm.cli.output import Command, say, say_json, say_table
@@ -68,6 +67,8 @@ def pools(directory: Path, remove: bool, as_json: bool) -> None:
     if not found:
         say(f"{directory}: no host pool of this user is kept here")
         return
+    from rich.table import Table
+
     table = Table("pool", "GiB", "blocks", "ranks", "used by", "a warm start", box=None, pad_edge=False)
     for one in found:
         users = "; ".join(one.users) or ("nobody: removed" if one.removed else "nobody")

@@ -6,9 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-
 
 class Count(Protocol):
     """Shows the number reached so far. share: how much of the work is done, from 0 to 1; for a bar."""
@@ -23,6 +20,9 @@ def counting(before: str, after: str = "", bar: bool = False) -> Iterator[Count 
     before, after: the text around the number, as in `verified 1,200 events`.
     bar: whether to show a bar. Then give the function the share of the work, too.
     """
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
     console = Console(stderr=True)
     if not console.is_terminal:
         yield None

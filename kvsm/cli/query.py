@@ -12,7 +12,6 @@ from typing import Any
 import click
 import msgspec
 from click.shell_completion import CompletionItem
-from rich.table import Table
 
 from kvsm.cli.log_answers import leave
 from kvsm.cli.log_options import json_option, log_argument, trust_options, window_options
@@ -264,6 +263,8 @@ def _text(cell: Cell) -> str:
 
 
 def _print(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False, header_style="bold")
     for place, name in enumerate(columns):
         numbers = all(isinstance(row[place], int | float | None) for row in rows)

@@ -8,9 +8,6 @@ import time
 from itertools import count
 
 import click
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
 
 from kvsm.cli.exit_codes import ExitCode
 from kvsm.cli.output import Command, complain, say_json
@@ -82,6 +79,10 @@ def free_name(name: str) -> str:
 
 def _run_with_progress(options: RunOptions) -> RunResult:
     """Run the workload; show its progress in one line on the terminal meanwhile."""
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
     with Live(console=Console(stderr=True), refresh_per_second=5, transient=True) as live:
         shown = 0.0
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from rich.table import Table
-
 from kvsm.cli.log_answers import print_rows
 from kvsm.cli.output import say, say_table
 from kvsm.cli.toned import in_green, in_red
@@ -60,6 +58,8 @@ CHECKED: tuple[tuple[str, str, tuple[Property, ...]], ...] = (
 def print_result(result: RunResult) -> None:
     """Print the result for people. Figures that only benchmarks compare are only in the JSON."""
     say(*_saved(result), "")
+    from rich.table import Table
+
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")
     table.add_column(justify="right")

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import click
 import msgspec
-from rich.console import Console
-from rich.table import Table
 
 from kvsm.cli.exit_codes import ExitCode
 from kvsm.cli.output import Command, CommandGroup, complain, say, say_json, say_table, say_text
@@ -24,6 +22,8 @@ from kvsm.vllm.versions import TESTED
 @contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
     """Yield a function that prints progress to standard error: in place on a terminal, else a line each."""
+    from rich.console import Console
+
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
         yield complain
@@ -110,6 +110,8 @@ def _print_report(report: InstallationCheck) -> None:
     tested = "tested" if report.tested else f"not tested; tested: {', '.join(TESTED)}"
     ranks = "" if report.ranks == 1 else f", {report.ranks} ranks"
     say(f"vLLM {report.version} on {report.platform}{ranks} ({tested})", "")
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False)
     for column in ("", *(one.name for one in report.engines)):
         table.add_column(column, justify="left" if not column else "right")

@@ -10,9 +10,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
 
 from kvsm.check.walks.short_schedules import ScheduleCounts, search
 from kvsm.check.walks.walk import MakeWorld, RunMaker, WalkFailure, WalkResult, walk
@@ -69,6 +66,10 @@ def shown_walk(
     """
     if not sys.stderr.isatty():
         return walk(make_world, seed, executor=executor, **limits)
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
     live = Live(console=Console(stderr=True), refresh_per_second=5, transient=True)
 
     def show(result: WalkResult) -> None:
@@ -90,6 +91,10 @@ def shown_search(
     is_over: IsOver,
 ) -> Iterator[tuple[ScheduleCounts, WalkFailure | None]]:
     """Run `search`, with a line of progress as in `shown_walk`. alphabet: actions, each with its actor."""
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
     # Refreshed by hand: processes are forked for each length, and must not be forked beside a thread.
     live = Live(console=Console(stderr=True), auto_refresh=False, transient=True)
     shown = 0.0

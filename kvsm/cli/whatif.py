@@ -10,9 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import Progress, TaskID, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from kvsm.cli.jobs_options import chosen_executor, cluster_option, jobs_option
 from kvsm.cli.log_answers import leave, print_rows
@@ -198,6 +195,9 @@ def _with_progress(
     jobs: int | None,
     cluster: str | None,
 ) -> tuple[Demand, PoolComparison]:
+    from rich.console import Console
+    from rich.progress import Progress, TaskID, TextColumn, TimeElapsedColumn
+
     console, name = Console(stderr=True), str(reader.directory)
     if not console.is_terminal:
         demand = read_demand(reader, trust)
@@ -262,7 +262,10 @@ def _by_size(outcomes: Sequence[Outcome]) -> dict[int, list[Outcome]]:
     return rows
 
 
-def _table(outcomes: Sequence[Outcome]) -> Table:
+def _table(outcomes: Sequence[Outcome]) -> Any:
+    """Return a table of `rich`."""
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False)
     table.add_column("host slots", justify="right")
     rows = _by_size(outcomes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import pty
+import re
 import subprocess
 import sys
 from inspect import cleandoc
@@ -85,6 +86,28 @@ def test_the_front_door_imports_nothing_heavy(arguments: list[str]) -> None:
     assert [name for name in HEAVY if name in loaded] == []
     rooms = [name.removeprefix("kvsm.cli.") for name in loaded if name.startswith("kvsm.cli.")]
     assert rooms == ["exit_codes", "toned", "output"]
+
+
+def test_importing_kvsm_imports_nothing_else() -> None:
+    """Pytest imports this package wherever kvsm is installed: it must not wait for a dependency."""
+    code = "import sys; had = {*sys.modules}; import kvsm; print(*sorted({*sys.modules} - had))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT, check=True
+    )
+    loaded = done.stdout.split()
+    assert [name for name in loaded if name.partition(".")[0] not in sys.stdlib_module_names] == ["kvsm"]
+
+
+def test_a_command_imports_rich_only_when_it_prints() -> None:
+    """Each help would wait for it. `plain_console` is imported when a table is printed."""
+    slow = re.compile("(from|import) (rich|kvsm.cli.plain_console)")
+    found = {
+        path.name
+        for path in FOLDER.glob("*.py")
+        for statement in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(statement, ast.Import | ast.ImportFrom) and slow.match(ast.unparse(statement))
+    }
+    assert found == {"plain_console.py"}
 
 
 # Names that are misspelt.

@@ -20,6 +20,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,10 +35,12 @@ VARIABLE = "KVSM_NATIVE"
 
 def _problem() -> str:
     """Return why the native body cannot run; empty if it can. Loads it without connecting it."""
+    if find_spec(f"{__name__}._body") is None:
+        return "it was not built: no C compiler was there, or this is the wheel for every machine"
     try:
         from kvsm.core.native import _body
     except Exception as error:  # a body of another version may fail in any way
-        return f"it was not built, or cannot be loaded: {error}"
+        return f"it cannot be loaded: {error}"
     if getattr(_body, "SOURCES", None) != digest_of_sources(Path(__file__).parent):
         return "it was built from other C sources; install kvsm again"
     if machines_digest() != _body.MACHINES or SMALL != _body.SMALL:

@@ -156,17 +156,40 @@ def test_ten_million_events_leave_nothing_behind() -> None:
     assert grown < 4 << 20, f"{grown} bytes more after ten million events"
 
 
-@pytest.mark.parametrize("compiler", [COMPILER, "false"], ids=["with a compiler", "without"])
-def test_a_wheel_is_built_in_any_case(tmp_path: Path, compiler: str) -> None:
+def built_with(compiler: str | None, chosen: str) -> dict[str, str]:
+    """The environment of a build with this compiler and this value of `KVSM_NATIVE`."""
+    return {"CC": str(compiler), "KVSM_NATIVE": chosen}
+
+
+@pytest.mark.parametrize(
+    ("compiler", "chosen"),
+    [(COMPILER, "auto"), (COMPILER, "1"), ("false", "auto"), (COMPILER, "0")],
+    ids=["with a compiler", "native body wanted", "without a compiler", "native body not wanted"],
+)
+def test_a_wheel_is_built_in_any_case(tmp_path: Path, compiler: str | None, chosen: str) -> None:
     """With a compiler it has the native body, for every Python from 3.11 on. Without one it has none."""
     house = copy_of_the_house(tmp_path / "house")
-    run(sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", str(tmp_path), str(house), CC=compiler)
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", str(tmp_path), str(house)]
+    run(*command, **built_with(compiler, chosen))
     (wheel,) = tmp_path.glob("*.whl")
     built = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".so")]
-    if compiler == "false":
+    if chosen == "0":
+        assert wheel.name.endswith("-py3-none-any.whl")
+    if compiler == "false" or chosen == "0":
         assert built == []
     elif sys.version_info >= (3, 11):
         assert built == ["kvsm/core/native/_body.abi3.so"]
         assert "-cp311-abi3-" in wheel.name
     else:
         assert len(built) == 1
+
+
+def test_a_wheel_without_the_native_body_is_refused_if_it_is_wanted(tmp_path: Path) -> None:
+    """`KVSM_NATIVE=1` at the build: a release must not lack it unseen."""
+    house = copy_of_the_house(tmp_path / "house")
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", str(tmp_path), str(house)]
+    environment = {**os.environ, **built_with("false", "1")}
+    done = subprocess.run(command, env=environment, text=True, capture_output=True, check=False)
+    assert done.returncode != 0
+    assert "false' failed" in done.stderr
+    assert list(tmp_path.glob("*.whl")) == []

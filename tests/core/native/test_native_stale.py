@@ -125,9 +125,9 @@ STALE: dict[Callable[[Path], None], str] = {
     another_source: "it was built from other C sources; install kvsm again",
     one_source_less: "it was built from other C sources; install kvsm again",
     other_functions: "it was built from other C sources; install kvsm again",
-    what_it_asks_for_is_gone: "it was not built, or cannot be loaded: module 'kvsm.ids' has no attribute",
-    no_library: "it was not built, or cannot be loaded: ",
-    none_at_all: "it was not built, or cannot be loaded: ",
+    what_it_asks_for_is_gone: "it cannot be loaded: module 'kvsm.ids' has no attribute",
+    no_library: "it cannot be loaded: ",
+    none_at_all: "it was not built: no C compiler was there",
 }
 """What makes a body stale, and why it does not run."""
 FIRST = (another_kind_of_event, another_source, none_at_all)
