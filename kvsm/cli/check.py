@@ -20,7 +20,6 @@ from kvsm.check.explore.explorer import ExplorationProgress
 from kvsm.check.explore.model import INTERRUPT, Exploration, Refutation, Verdict
 from kvsm.check.proof.solvers import Solver, chosen_solvers
 from kvsm.check.scopes.declared_model import DeclaredModel
-from kvsm.check.scopes.models import MODELS
 from kvsm.check.scopes.untaken import UNTAKEN
 from kvsm.cli.any_size import check_any_size, keep_events
 from kvsm.cli.exit_codes import ExitCode
@@ -288,6 +287,8 @@ _OF_EXPLORATIONS = {
 
 def _provable(names: Sequence[str]) -> list[DeclaredModel]:
     """Return the named models; without names, every model that can be proved for any size."""
+    from kvsm.check.scopes.models import MODELS
+
     provable = {model.name: model for model in MODELS.values() if isinstance(model, DeclaredModel)}
     for name in names:
         if name not in provable:
@@ -300,6 +301,8 @@ def _provable(names: Sequence[str]) -> list[DeclaredModel]:
 
 def _choose(names: Sequence[str], scope: str, bounds: Sequence[str]) -> list[CheckedModel]:
     """Return the named models in the order of `MODELS`; without names, every model with this scope."""
+    from kvsm.check.scopes.models import MODELS
+
     for name in names:
         if name not in MODELS:
             raise ConfigError(f"there is no model {name!r}; there are {', '.join(MODELS)}")
@@ -357,6 +360,8 @@ def _supported_limits(limit: ExplorationLimits, model: CheckedModel) -> Explorat
 
 def _print_list(as_json: bool) -> None:
     """Print all scopes. Text shows only bounds that differ from the model's first scope; JSON shows all."""
+    from kvsm.check.scopes.models import MODELS
+
     if as_json:
         for model in MODELS.values():
             scopes = {name: dict(model.bounds(scope)) for name, scope in model.scopes.items()}

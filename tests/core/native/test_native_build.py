@@ -163,8 +163,8 @@ def built_with(compiler: str | None, chosen: str) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     ("compiler", "chosen"),
-    [(COMPILER, "auto"), (COMPILER, "1"), ("false", "auto"), (COMPILER, "0")],
-    ids=["with a compiler", "native body wanted", "without a compiler", "native body not wanted"],
+    [(COMPILER, "auto"), ("false", "auto"), (COMPILER, "0")],
+    ids=["with a compiler", "without", "native body not wanted"],
 )
 def test_a_wheel_is_built_in_any_case(tmp_path: Path, compiler: str | None, chosen: str) -> None:
     """With a compiler it has the native body, for every Python from 3.11 on. Without one it has none."""
@@ -191,5 +191,6 @@ def test_a_wheel_without_the_native_body_is_refused_if_it_is_wanted(tmp_path: Pa
     environment = {**os.environ, **built_with("false", "1")}
     done = subprocess.run(command, env=environment, text=True, capture_output=True, check=False)
     assert done.returncode != 0
-    assert "false' failed" in done.stderr
+    assert "Failed building wheel for kvsm" in done.stderr
+    assert "kvsm/core/native/" in done.stderr, "the error names the file that was not compiled"
     assert list(tmp_path.glob("*.whl")) == []
