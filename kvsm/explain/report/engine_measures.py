@@ -97,8 +97,11 @@ ABORTS_PART = 0.5
 
 
 def abort_figures(tables: Tables) -> AbortFigures | None:
-    """Find the shortest time with half of all aborts; None: no request was aborted."""
-    ended = f"finished IS NOT NULL AND NOT cut_off AND {tables.within('finished')}"
+    """Find the shortest time with half of all aborts; None: no request was aborted.
+
+    Requests that ended in a gap of the log have no time, and are left out.
+    """
+    ended = f"finished_ns IS NOT NULL AND NOT cut_off AND {tables.within('finished')}"
     rows = tables.numbers(f"{tables.bin_of('finished_ns')}, aborted", f"FROM requests WHERE {ended}")
     aborts = np.bincount(rows[rows[:, 1] == 1, 0], minlength=BINS).astype(np.int64).tolist()
     run = shortest_run(aborts, ABORTS_PART)
@@ -106,7 +109,8 @@ def abort_figures(tables: Tables) -> AbortFigures | None:
         return None
     began_ns, ended_ns = tables.bin_start_ns(run[0]), tables.bin_start_ns(run[1] + 1)
     during = f"{ended} AND finished_ns >= {began_ns} AND finished_ns < {ended_ns}"
-    ages = tables.numbers("finished_ns - arrived_ns", f"FROM requests WHERE {during} AND aborted")
+    known = f"{during} AND aborted AND arrived_ns IS NOT NULL"
+    ages = tables.numbers("finished_ns - arrived_ns", f"FROM requests WHERE {known}")
     [later] = tables.one(
         f"SELECT count(*) FROM requests WHERE arrived_ns >= {ended_ns} AND {tables.within('arrived')}"
     )

@@ -36,7 +36,7 @@ from incidents import (
     stamped,
 )
 from log_life import names
-from replay_life import Life, full_life, key, random_life, story_life
+from replay_life import Life, full_life, gapped, key, random_life, story_life
 
 from kvsm.cli import main
 from kvsm.cli.exit_codes import ExitCode
@@ -178,6 +178,18 @@ def test_a_healthy_log_is_no_alarm(name: str, seed: int, tmp_path: Path) -> None
         parts = [Window(1 + n * quarter, (n + 1) * quarter) for n in range(4)]
         for window in (Window(), *parts):
             assert make_report(log, window).troubles == (), window
+
+
+def test_requests_that_ended_in_a_gap_have_no_time(tmp_path: Path) -> None:
+    """A report of such a log has figures of the others."""
+    gapped(tmp_path / "log")
+    with open_log(str(tmp_path / "log")) as log:
+        untimed = list(log.requests("finished IS NOT NULL AND finished_ns IS NULL"))
+        timed = list(log.requests("finished_ns IS NOT NULL AND NOT cut_off AND aborted"))
+        aborts = make_report(log).aborts
+    assert untimed
+    assert aborts is not None
+    assert 0 < aborts.aborted <= len(timed)
 
 
 def test_an_unclosed_log_that_may_still_be_written_is_no_alarm(tmp_path: Path) -> None:
