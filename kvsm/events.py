@@ -7,7 +7,8 @@ triggers it may pull (`TRIGGERS`) and what it changes besides the things that it
 docs/extending.md describes how to add a kind.
 
 On disk an event is a msgpack array `[tag, seq, step, wall_ns, *fields]`. New fields come at the end, with a
-default, so that every older record of the same `SCHEMA_VERSION` can be read.
+default, so that every older record of the same `SCHEMA_VERSION` can be read. `kvsm.core.log.records` reads
+older versions.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from kvsm.states.transfer import TRANSFER
 from kvsm.system.field_types import check_types
 
 SCHEMA_VERSION = 3
+"""Version of the log format that this kvsm writes. docs/extending.md says what raises it."""
 
 ERROR_CHARACTERS_MAX = 400
 """The most characters of an error in `WorkerReported`. A longer error is cut off."""

@@ -157,8 +157,10 @@ class TestEvents:
             assert kind.__doc__ or kind.__name__ in {"RequestArrived", "StepEnded"}
 
     def test_schema_version_is_a_decision(self) -> None:
-        """A higher version refuses all older logs. 2: what a request had is said when it
-        is admitted. 3: how many keys have their offers counted follows from the size of the host pool."""
+        """An older kvsm refuses logs of a higher version, and older records may need rows in `UPGRADES`.
+
+        3: the version of release 0.1.0.
+        """
         assert SCHEMA_VERSION == 3
 
 

@@ -32,7 +32,8 @@ events, and the mark of their segment       is refused              likewise: th
 names another one
 the head of the only segment, torn, and it  is refused              the state before it is unknown
 is not the first one
-damage, another schema, foreign bytes       is refused              a reader could not cross it
+damage, foreign bytes, a version that this  is refused              a reader could not cross it
+kvsm does not read
 ==========================================  ======================  ==========================================
 
 In the first two rows `EndedLog.seq` is 0. Damage in older segments is found earlier, when they are folded.

@@ -4,7 +4,7 @@ A segment is a preamble, a head frame, event frames and, if the writer closed th
 All integers are little endian.
 
 =============  =======================================================================================
-preamble       magic (8 bytes), schema version (4), CRC of both (4), mark (12)
+preamble       magic (8 bytes), version of the format (4), CRC of both (4), mark (12)
 mark           zeros; or a number (8) and its CRC (4), written in place: the first lost event when a
                write failed, `CLOSED` when the log was closed, or the first event of the next segment
                once that has its name (`SUCCEEDED`)
@@ -80,8 +80,10 @@ from zlib import crc32
 
 import msgspec
 import zstandard
+from msgspec.structs import replace
 
 from kvsm.core.log.event_stream import EventCompressor, EventDecompressor
+from kvsm.core.log.records import Part, upgraded, why_unreadable
 from kvsm.errors import ConfigError, LogDamaged, LogError
 from kvsm.events import KINDS, SCHEMA_VERSION, OffloadConfig, OffloadingEvent
 
@@ -136,7 +138,7 @@ class SegmentTail(msgspec.Struct, frozen=True, array_like=True):
 class SegmentHead(msgspec.Struct, frozen=True, array_like=True):
     """First record of a segment. With it, the segment can be read without the segments before it.
 
-    schema: version of the records.
+    schema: version of the log format (`records.py`), as in the preamble.
     machines: digest of the state machine tables of the kvsm that wrote the records.
     seq: the last event before this segment; 0 if there is none.
     created_ns: Unix time (ns).
@@ -403,25 +405,22 @@ def copied(frames: bytes) -> bytes:
     return bytes(copy[:begin])
 
 
-def read_preamble(file: BinaryIO, path: str, seq: int) -> Torn | None:
-    """Check a segment's preamble. Returns `Torn` if it was never written completely.
+def read_preamble(file: BinaryIO, path: str, seq: int) -> Torn | int:
+    """Return the version of a segment's format; `Torn` if its preamble was never written completely.
 
-    Raises `LogDamaged`, or `LogError` if the schema is unknown.
+    Raises `LogDamaged`, or `LogError` if this kvsm cannot read the version.
     """
     fixed = file.read(MARK_OFFSET)
     if len(fixed) < MARK_OFFSET or (crc32(fixed[:-4]) != int.from_bytes(fixed[-4:], "little")):
         return _never_written(
             file, path, 0, seq, fixed, MARK_OFFSET, "these are not the first bytes of a segment"
         )
-    magic, schema, _ = PREAMBLE.unpack(fixed)
+    magic, version, _ = PREAMBLE.unpack(fixed)
     if magic != MAGIC:
         raise LogDamaged(path, 0, seq, "these are not the first bytes of a segment")
-    if schema != SCHEMA_VERSION:
-        raise LogError(
-            f"{path}: written with log schema {schema}; this kvsm reads schema {SCHEMA_VERSION}. "
-            f"Read it with the kvsm that wrote it, or start a new log in an empty directory"
-        )
-    return None if len(file.read(MARK.size)) == MARK.size else _torn(file, path, 0, seq)
+    if (problem := why_unreadable(version)) is not None:
+        raise LogError(f"{path}: {problem}")
+    return version if len(file.read(MARK.size)) == MARK.size else _torn(file, path, 0, seq)
 
 
 def has_mark(file: BinaryIO) -> bool:
@@ -547,11 +546,14 @@ class FrameReader:
         return False
 
 
-def decode_head(frame: Frame, path: str, offset: int) -> SegmentHead:
-    """Decode the head in a segment's first frame. Raises `LogDamaged`."""
+def decode_head(frame: Frame, path: str, offset: int, version: int) -> SegmentHead:
+    """Decode the head in a segment's first frame. version: in the preamble. Raises `LogDamaged`."""
     if not frame.flags & HEAD:
         raise LogDamaged(path, offset, frame.first, "the segment does not open with its head")
-    head = _decode(_HEAD, frame, path, offset)
+    head = _decode(_HEAD, frame, path, offset, version, "head")
+    if head.schema != version:
+        reason = f"the head names version {head.schema} of the format, and the preamble version {version}"
+        raise LogDamaged(path, offset, frame.first, reason)
     if head.seq + 1 != frame.first:
         raise LogDamaged(path, offset, frame.first, f"the head stands after event {head.seq}")
     if not 1 <= head.life < 1 << 32:
@@ -562,25 +564,29 @@ def decode_head(frame: Frame, path: str, offset: int) -> SegmentHead:
         raise LogDamaged(path, offset, frame.first, f"the id of its life has {len(head.life_id)} bytes")
     if not 1 <= head.oldest <= frame.first:
         raise LogDamaged(path, offset, frame.first, f"the head names {head.oldest} as the oldest event")
-    return head
+    if not head.snapshot:
+        return head
+    snapshot = _upgraded(head.snapshot, frame, path, offset, version, "snapshot")
+    return head if snapshot is head.snapshot else replace(head, snapshot=bytes(snapshot))
 
 
-def decode_tail(frame: Frame, path: str, offset: int) -> SegmentTail:
+def decode_tail(frame: Frame, path: str, offset: int, version: int) -> SegmentTail:
     """Decode the tail in a segment's last frame. Raises `LogDamaged`."""
-    return _decode(_TAIL, frame, path, offset)
+    return _decode(_TAIL, frame, path, offset, version, "tail")
 
 
 class EventDecoder:
-    """Decodes the event frames of a segment. Give it each frame once, in order."""
+    """Decodes the event frames of a segment of this version. Give it each frame once, in order."""
 
-    def __init__(self) -> None:
-        self._stream = EventDecompressor()
+    def __init__(self, version: int) -> None:
+        self._stream, self._version = EventDecompressor(), version
 
     def decode(self, frame: Frame, path: str, offset: int) -> list[OffloadingEvent]:
         """Decode the events of the next frame. Raises `LogDamaged`."""
         if frame.flags & HEAD:
             raise LogDamaged(path, offset, frame.first, "a second head inside the segment")
-        events = _decoded(_EVENTS, self._content(frame, path, offset), frame, path, offset)
+        content = _upgraded(self._content(frame, path, offset), frame, path, offset, self._version, "events")
+        events = _decoded(_EVENTS, content, frame, path, offset)
         if not events or len(events) != frame.event_count or events[0].seq != frame.first:
             raise LogDamaged(path, offset, frame.first, "the events of a frame do not match its header")
         if events[-1].seq != frame.first + frame.event_count - 1:
@@ -598,12 +604,24 @@ class EventDecoder:
             raise LogDamaged(path, offset, frame.first, reason) from error
 
 
-def _decode(decoder: msgspec.msgpack.Decoder[_T], frame: Frame, path: str, offset: int) -> _T:
+def _decode(
+    decoder: msgspec.msgpack.Decoder[_T], frame: Frame, path: str, offset: int, version: int, part: Part
+) -> _T:
     """Decode the record of a head or tail frame."""
     content: bytes | memoryview = memoryview(frame.payload)[: -len(END)]
     if frame.flags & COMPRESSED:
         content = _decompressed(content, frame, path, offset)
-    return _decoded(decoder, content, frame, path, offset)
+    return _decoded(decoder, _upgraded(content, frame, path, offset, version, part), frame, path, offset)
+
+
+def _upgraded(
+    content: bytes | memoryview, frame: Frame, path: str, offset: int, version: int, part: Part
+) -> bytes | memoryview:
+    """Return the records of a frame, or its snapshot, in today's version."""
+    try:
+        return upgraded(content, version, part)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise LogDamaged(path, offset, frame.first, f"whole, but {error}") from error
 
 
 def _decoded(

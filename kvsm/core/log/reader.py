@@ -148,7 +148,7 @@ class Segment:
         self._last_frame = PREAMBLE_BYTES, header
         """The offset of the last frame that was read, and its header. The writer may cut this frame again."""
         self._lost: int | None = None
-        self._decoder = EventDecoder()
+        self._decoder = EventDecoder(head.schema)
 
     @property
     def last(self) -> int:
@@ -198,7 +198,7 @@ class Segment:
             self.torn = frame
         elif frame is not None and frame.flags & TAIL:
             # The cursor stays before the tail: a writer that fails to mark the end cuts the tail again.
-            self.tail = decode_tail(frame, str(self.path), self._offset)
+            self.tail = decode_tail(frame, str(self.path), self._offset, self.head.schema)
             self.torn = frames.end(frame.end, self._next)
         elif frame is not None and self._goes_on():
             self._last_frame = self._offset, frame.header
@@ -455,19 +455,29 @@ def _open_segment(
     """
     name, first = str(path), first_event(path)
     with _opened(path) as file:
-        opening: Frame | Torn | None = read_preamble(file, name, first)
-        if opening is None:
-            frames = FrameReader(file, name, None, successor is not None or has_mark(file))
-            file.seek(PREAMBLE_BYTES)
-            opening = frames.read(PREAMBLE_BYTES, first)
-        if isinstance(opening, Frame):
-            head = decode_head(opening, name, PREAMBLE_BYTES)
-            following = None if successor is None else first_event(successor)
-            return Segment(path, head, opening.end, opening.header, gap, following, seen)
-        assert opening is not None  # `read` never returns None for the head.
+        opening = _read_head(file, name, first, complete=successor is not None)
+    if isinstance(opening, Torn):
         if successor is not None:
             raise _ends_early(opening)
         return opening
+    head, frame = opening
+    following = None if successor is None else first_event(successor)
+    return Segment(path, head, frame.end, frame.header, gap, following, seen)
+
+
+def _read_head(file: BinaryIO, path: str, first: int, complete: bool) -> tuple[SegmentHead, Frame] | Torn:
+    """Read the preamble and the head of a segment; `Torn` if the file ends before the head does.
+
+    complete: whether every byte of the segment must be there. It must be, too, if the segment has a mark.
+    """
+    version = read_preamble(file, path, first)
+    if isinstance(version, Torn):
+        return version
+    frames = FrameReader(file, path, None, complete or has_mark(file))
+    file.seek(PREAMBLE_BYTES)
+    frame = frames.read(PREAMBLE_BYTES, first)
+    assert frame is not None  # `read` never returns None for the head.
+    return frame if isinstance(frame, Torn) else (decode_head(frame, path, PREAMBLE_BYTES, version), frame)
 
 
 def _ends_early(torn: Torn) -> LogDamaged:
