@@ -10,7 +10,9 @@ If a GitHub job runs pytest (GITHUB_ACTIONS=true), a failure that names a line o
 `::error` at that line: the method that raised or wrote wrong bytes, or else the one that was called last.
 
 pytest loads this file in every project of an environment with kvsm, so it imports only pytest. It uses
-`kvsm.testing.recording` only if a test has imported it, as each test with a core does.
+`kvsm.testing.recording` only if a test has imported it, as each test with a core does, and looks at errors
+only if a test has imported `kvsm.errors`. Elsewhere it changes nothing but the line in which pytest lists
+plugins, and the option `--kvsm-log-dir`.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +54,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     outcome: Any = yield
     report = outcome.get_result()
     if report.failed and call.excinfo is not None:
-        report.kvsm_errors = _errors(item.nodeid, call.excinfo.value)  # xdist sends it to the controller
+        lines = _errors(item.nodeid, call.excinfo.value)
+        if lines:
+            report.kvsm_errors = lines  # xdist sends it to the controller
     recording = _recording()
     if recording is None or not report.failed or call.excinfo is None or not recording.remembered():
         return
@@ -75,13 +79,22 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 def _errors(test: str, error: BaseException) -> list[str]:
     """Return the workflow commands for an error that names a line of the user's code, or for the members of a
     group."""
-    members = [line for one in getattr(error, "exceptions", ()) for line in _errors(test, one)]
-    broken, place = getattr(error, "property", None), getattr(error, "place", "")
-    if broken is None or not place:
+    errors = sys.modules.get("kvsm.errors")
+    if errors is None:
+        return []
+    members = [line for one in _members(error) for line in _errors(test, one)]
+    if not isinstance(error, errors.PropertyBroken) or not error.place:
         return members
     from kvsm.system.annotations import error_line
 
-    return [*members, error_line(place, f"{broken} in {test}", str(error))]
+    return [*members, error_line(error.place, f"{error.property} in {test}", str(error))]
+
+
+def _members(error: Any) -> Sequence[BaseException]:
+    """The members of an exception group. Other errors may mean anything by `exceptions`. Python 3.10 has no
+    built-in group, and a package may stand in for it."""
+    is_group = any(base.__name__ == "BaseExceptionGroup" for base in type(error).__mro__)
+    return error.exceptions if is_group else ()
 
 
 def _recording() -> Any:
@@ -106,4 +119,4 @@ def _directory(item: pytest.Item) -> Path:
 
 def _told(error: BaseException) -> str:
     """The message of an error, with those of its members if it is a group (Hypothesis found several bugs)."""
-    return "\n".join([str(error), *map(_told, getattr(error, "exceptions", ()))])
+    return "\n".join([str(error), *map(_told, _members(error))])
