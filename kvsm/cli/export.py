@@ -1,7 +1,11 @@
-"""`kvsm export`: the tables of logs as Parquet files, for DuckDB, pandas and others. It needs no torch."""
+"""`kvsm export`: the tables of logs as Parquet files, or a copy of a log for other people to read.
+
+It needs no torch.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,15 +46,47 @@ class ExportAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema"
     logs: list[ExportedLog]
 
 
+class CopiedLog(msgspec.Struct, frozen=True, kw_only=True):
+    """A redacted copy of a log.
+
+    log: the directory of the log.
+    directory: the directory of the copy.
+    events: number of events that were copied.
+    whole: whether all of the log was copied: false if it is damaged.
+    policy_withheld: whether an eviction policy of another package was replaced by `WithheldPolicy`.
+    """
+
+    log: str
+    directory: str
+    events: int
+    whole: bool
+    policy_withheld: bool
+
+
+class RedactAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", tag="kvsm.redact/1"):
+    """What `kvsm export --redact OUT --json` prints: what was copied, and what was renamed.
+
+    logs: the copies: of the log and, if it was found, of the log of its disk tier.
+    renamed: what was renamed -> how many times.
+    """
+
+    logs: list[CopiedLog]
+    renamed: dict[str, int]
+
+
 @click.command(cls=Command)
 @click.argument("logs", nargs=-1, required=True, metavar="LOG...", type=click.Path(path_type=Path))
 @click.option(
     "--parquet",
-    "out",
-    required=True,
     metavar="OUT",
     type=click.Path(path_type=Path, file_okay=False),
-    help="The directory to write to. It is created if it is missing.",
+    help="Write the tables to this directory. It is created if it is missing.",
+)
+@click.option(
+    "--redact",
+    metavar="OUT",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Write a copy of LOG without names to this new directory.",
 )
 @click.option(
     "--table",
@@ -61,21 +97,90 @@ class ExportAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema"
 )
 @trust_options
 @json_option
-def export(logs: tuple[Path, ...], out: Path, tables: tuple[str, ...], as_json: bool, **trust: Any) -> None:
-    """Write the tables of each LOG as Parquet files.
+def export(
+    logs: tuple[Path, ...],
+    parquet: Path | None,
+    redact: Path | None,
+    tables: tuple[str, ...],
+    as_json: bool,
+    **trust: Any,
+) -> None:
+    """Write LOG as Parquet tables, or as a copy without names.
 
-    Writes one file for each log and table, OUT/TABLE/RUN.parquet, with `log` as its first column. RUN is the
-    id of the log's run: a second export of the same log replaces its files. DuckDB can read the files of one
-    table from all logs at once. The extra kvsm[analysis] is needed.
+    --parquet writes one file for each log and table, OUT/TABLE/RUN.parquet, with `log` as its first column.
+    RUN is the id of the log's run: a second export of the same log replaces its files. DuckDB can read the
+    files of one table from all logs at once. The extra kvsm[analysis] is needed.
+
+    --redact writes a log that every command reads, for an issue or a colleague. Requests, keys, tiers,
+    engines, weights, run and pool ids, texts of errors and policies of other packages get new names. Numbers,
+    sizes and times stay. Nothing in the copy leads back to the old names. If LOG has a disk tier, its log is
+    copied to OUT/disk, with the same new names. No code that LOG names is run.
 
     \b
     Examples:
       kvsm export kvsm-log --parquet tables
       kvsm export /logs/*/kvsm-log --parquet fleet --table lookups --table copies
       duckdb -c "SELECT log, why, COUNT(*) FROM 'fleet/lookups/*.parquet' GROUP BY ALL"
+      kvsm export kvsm-log --redact for-the-issue && tar -czf for-the-issue.tar.gz for-the-issue
 
     Exits with 1 if a log is damaged or lacks events. The events before the damage are exported.
     """
+    if (parquet is None) == (redact is None):
+        raise click.UsageError("give one of --parquet OUT and --redact OUT")
+    if redact is not None:
+        if len(logs) > 1 or tables or trust["allow_policies"]:
+            raise click.UsageError("--redact copies one LOG, and takes neither --table nor --allow-policy")
+        _redact(chosen_log(logs[0]), redact, trust["max_slots"], as_json)
+    elif parquet is not None:
+        _export_tables(logs, parquet, tables or tuple(TABLES), trust, as_json)
+
+
+def _redact(log: Path, out: Path, max_slots: int | None, as_json: bool) -> None:
+    """Copy a log, and that of its disk tier, and print what was renamed."""
+    from kvsm.explain.other_tier import is_named_disk, log_of
+    from kvsm.explain.redaction.names import NewNames
+    from kvsm.explain.redaction.redacted_log import redact_log
+    from kvsm.tiers.disk_tier import DISK
+
+    names = NewNames()
+    below = None if is_named_disk(log) else log_of(DISK, log).log
+    copies = []
+    for source, directory in ((log, out), (below, out / DISK)):
+        if source is None:
+            continue
+        copy = redact_log(source, directory, names, max_slots)
+        if copy.damage is not None:
+            complain(f"{copy.damage}; the copy holds what comes before")
+        copies.append(
+            CopiedLog(
+                log=str(source),
+                directory=str(directory),
+                events=copy.events,
+                whole=copy.damage is None,
+                policy_withheld=copy.withheld,
+            )
+        )
+    if as_json:
+        say_json(RedactAnswer(logs=copies, renamed=dict(sorted(names.renamed.items()))))
+    else:
+        _say_copies(copies, names.renamed)
+    if not all(one.whole for one in copies):
+        raise SystemExit(ExitCode.BROKEN)
+
+
+def _say_copies(copies: list[CopiedLog], renamed: Mapping[str, int]) -> None:
+    for one in copies:
+        say(f"{one.log}: {one.events:,} events copied to {one.directory}")
+        if one.policy_withheld:
+            say(f"{one.log}: its eviction policy is of another package; the copy does not say which")
+    counts = [f"{count:,} x {what}" for what, count in sorted(renamed.items())]
+    say(f"renamed: {', '.join(counts) or 'nothing'}", "kept: numbers, sizes and times")
+
+
+def _export_tables(
+    logs: tuple[Path, ...], out: Path, tables: tuple[str, ...], trust: dict[str, Any], as_json: bool
+) -> None:
+    """Write the tables of logs, and print how many rows they have."""
     from kvsm.explain.tables.arrow import arrow_module
 
     arrow_module()
@@ -85,7 +190,7 @@ def export(logs: tuple[Path, ...], out: Path, tables: tuple[str, ...], as_json: 
         twice = next(run for run in runs if runs.count(run) > 1)
         same = [str(log) for log, run in zip(chosen, runs) if run == twice]
         raise ConfigError(f"{' and '.join(same)} are one run; give each log once")
-    found = [_exported(log, run, out, tables or tuple(TABLES), trust) for log, run in zip(chosen, runs)]
+    found = [_exported(log, run, out, tables, trust) for log, run in zip(chosen, runs)]
     if as_json:
         say_json(ExportAnswer(directory=str(out), logs=found))
     else:

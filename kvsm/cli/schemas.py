@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from kvsm.cli.any_size import AnySizeAnswer
 from kvsm.cli.check import CheckAnswer, ListedModel
-from kvsm.cli.export import ExportAnswer
+from kvsm.cli.export import ExportAnswer, RedactAnswer
 from kvsm.cli.fork import ForkAnswer
 from kvsm.cli.fuzz import FuzzAnswer, FuzzReplayAnswer
 from kvsm.cli.logs import LogsAnswer
@@ -44,6 +44,7 @@ SCHEMAS: dict[str, type] = {
     "kvsm.query/1": QueryAnswer,
     "kvsm.query-list/1": ListedQuery,
     "kvsm.export/1": ExportAnswer,
+    "kvsm.redact/1": RedactAnswer,
     "kvsm.tail/1": TailAnswer,
     "kvsm.top/1": LiveState,
     "kvsm.repro/1": ReproAnswer,

@@ -57,6 +57,7 @@ ANSWERS: Mapping[str, Sequence[str]] = {
     "kvsm.query/1": ("query LOG 'SELECT * FROM lookups' --json", "query LOG --named long-waits --json"),
     "kvsm.query-list/1": ("query --list --json",),
     "kvsm.export/1": ("export LOG --parquet NEW --json",),
+    "kvsm.redact/1": ("export LOG --redact NEW --json",),
     "kvsm.tail/1": ("tail LOG --json", "tail LOG --json --no-follow -n 1"),
     "kvsm.top/1": ("top LOG --json", "top LOG --json --once"),
     "kvsm.repro/1": ("repro BROKEN --json --output TEST",),

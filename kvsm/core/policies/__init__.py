@@ -21,6 +21,9 @@ POLICIES = {
 }
 """The built-in policies: name -> import path."""
 
+WITHHELD = "kvsm.core.policies.withheld:WithheldPolicy"
+"""The policy that a redacted log names in place of one of another package."""
+
 
 def make_policy(name: str, capacity: int) -> EvictionPolicy:
     """Make a new policy over `capacity` slots.
@@ -60,7 +63,7 @@ def refuse_foreign(name: str, allowed: Collection[str]) -> None:
 
     Making a policy of another package runs its code, and the file may come from anyone.
     """
-    if name in POLICIES or name in allowed:
+    if name in POLICIES or name == WITHHELD or name in allowed:
         return
     shown = repr(name if len(name) <= _LONGEST_SHOWN else name[:_LONGEST_SHOWN] + "..")
     raise ConfigError(
@@ -73,4 +76,4 @@ _LONGEST_SHOWN = 100
 
 _METHODS = ["__len__", "__contains__", *(name for name in vars(EvictionPolicy) if not name.startswith("_"))]
 
-__all__ = ["POLICIES", "Choice", "EvictionPolicy", "make_policy", "refuse_foreign"]
+__all__ = ["POLICIES", "WITHHELD", "Choice", "EvictionPolicy", "make_policy", "refuse_foreign"]

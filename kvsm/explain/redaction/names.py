@@ -1,0 +1,142 @@
+"""New names for what a log names. Equal names get equal new names; without the secret nothing leads back.
+
+The new name is a hash under a random secret that is never written. A plain hash would not do: whoever guesses
+a prompt or a client's name could hash the guess and compare.
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+import re
+from collections import Counter
+from hashlib import blake2b
+
+from kvsm import errors
+from kvsm.core.kv_events import GROUP_INDEX_BYTES
+from kvsm.core.log import told_stop
+from kvsm.tiers.disk_tier import DISK
+from kvsm.tiers.hand_over.leases import LeaseEnd
+from kvsm.tiers.warm_restart import KILLED
+
+_LEAST_BYTES, _MOST_BYTES = 16, 64
+"""Bounds of a new key (bytes, without the index of its group). In between, a key keeps its length."""
+
+_TEXT_BYTES = 8
+"""Bytes of the hash in a new text: two of a million names are equal with a probability of 1 in 40 million."""
+
+_LEASE_DIGITS = 8
+"""Digits of a lease in the name of a hand-over."""
+
+_OF_A_TIER = re.compile(r"(fetch|hold)-([0-9]{1,18})-for-(.*)", re.DOTALL)
+_OF_A_HAND_OVER = re.compile(r"hand-over-([^-]{0,8})-of-(.*)", re.DOTALL)
+_STORE_OF_A_TIER = re.compile(r"disk-store-[0-9]{1,18}")
+"""Names that kvsm gives the requests of its own copies. Readers join the two tiers by the numbers in them."""
+
+_ENGINE = "engine "
+"""Beginning of `StorePlanned.source` for a hand-over."""
+
+_OWN_TEXTS = {KILLED, told_stop("SIGTERM"), told_stop("SIGINT")}
+"""Texts of kvsm about the end of a process. They contain nothing but the name of a signal."""
+
+_ERROR = re.compile(
+    r"(?:\w+\.)*(?P<name>[A-Za-z]\w*)(?=: |$)(?:: )?(?P<number>\[Errno [0-9]{1,3}\])?", re.ASCII
+)
+
+_ERROR_NAMES = {
+    name
+    for module in (builtins, errors)
+    for name, kind in vars(module).items()
+    if isinstance(kind, type) and issubclass(kind, BaseException)
+} | {"AcceleratorError", "OutOfMemoryError"}
+"""Classes of errors that are named by Python, kvsm or torch, and so name nothing of the user."""
+
+_WEIGHTS = "weights: "
+"""Beginning of a reason of `LogOpened.cold` that `kvsm report` treats differently."""
+
+
+class NewNames:
+    """The new names of one copy, or of several copies that belong together.
+
+    secret: of 16 to 64 bytes; None: a random one, which ends with this object.
+
+    Attribute `renamed`: what was renamed -> how many times.
+    """
+
+    def __init__(self, secret: bytes | None = None) -> None:
+        self._secret = os.urandom(32) if secret is None else secret
+        self.renamed: Counter[str] = Counter()
+
+    def request(self, name: str) -> str:
+        """Rename a request. The name of one of kvsm's own copies keeps its form and its numbers."""
+        if _STORE_OF_A_TIER.fullmatch(name):
+            return name
+        if found := _OF_A_TIER.fullmatch(name):
+            return f"{found[1]}-{found[2]}-for-{self.request(found[3])}"
+        if found := _OF_A_HAND_OVER.fullmatch(name):
+            return f"hand-over-{self._text('lease', found[1])[:_LEASE_DIGITS]}-of-{self.request(found[2])}"
+        return f"r{self._text('request', name)}"
+
+    def key(self, key: bytes) -> bytes:
+        """Rename a key. The index of its KV cache group stays; keys with an equal hash keep an equal hash."""
+        part = key[-GROUP_INDEX_BYTES:]
+        has_group = len(part) == GROUP_INDEX_BYTES and not any(part[:-1])
+        hash, group = (key[:-GROUP_INDEX_BYTES], part) if has_group else (key, b"")
+        return self._bytes("key", hash) + group
+
+    def identifier(self, value: bytes) -> bytes:
+        """Rename the id of a run, a life or a pool. An empty one stays empty."""
+        return self._bytes("id", value) if value else b""
+
+    def tier(self, name: str) -> str:
+        """Rename a target of copies, unless it is kvsm's own disk, or empty."""
+        return name if name in ("", DISK) else f"tier-{self._text('tier', name)}"
+
+    def source(self, name: str) -> str:
+        """Rename a source of copies: the engine of a hand-over, or a tier."""
+        if name.startswith(_ENGINE):
+            return f"{_ENGINE}{self._text('engine', name.removeprefix(_ENGINE))}"
+        return self.tier(name)
+
+    def hand_over(self, end: str) -> str:
+        """Keep how a hand-over ended, if kvsm has a word for it."""
+        return end if end in _HAND_OVER_ENDS else f"end-{self._text('text', end)}"
+
+    def weights(self, version: str) -> str:
+        """Rename a version of the weights. An unnamed version stays unnamed."""
+        return f"weights-{self._text('weights', version)}" if version else ""
+
+    def error(self, text: str) -> str:
+        """Replace the text of an error, which may contain paths and names. Kept are a class that Python, kvsm
+        or torch defines, and the number of a system error."""
+        if not text or text in _OWN_TEXTS:
+            return text
+        found = _ERROR.match(text)
+        if found is None or found["name"] not in _ERROR_NAMES:
+            return f"text-{self._text('text', text)}"
+        rest = text[found.end() :]
+        parts = [found["number"], f"text-{self._text('text', rest)}" if rest else None]
+        detail = " ".join(part for part in parts if part)
+        return f"{found['name']}: {detail}" if detail else found["name"]
+
+    def reason(self, line: str) -> str:
+        """Replace a reason for a cold start. It stays visible that only the weights differ."""
+        is_weights = line.startswith(_WEIGHTS)
+        return f"{_WEIGHTS if is_weights else ''}text-{self._text('text', line)}"
+
+    def fact(self, text: str) -> str:
+        """Replace the name or the value of a fact about a pool."""
+        return f"fact-{self._text('fact', text)}"
+
+    def _text(self, room: str, text: str) -> str:
+        return self._hash(room, text.encode(errors="surrogatepass"), _TEXT_BYTES).hex()
+
+    def _bytes(self, room: str, value: bytes) -> bytes:
+        return self._hash(room, value, min(max(len(value), _LEAST_BYTES), _MOST_BYTES))
+
+    def _hash(self, room: str, value: bytes, size: int) -> bytes:
+        self.renamed[room] += 1
+        return blake2b(value, digest_size=size, key=self._secret, person=room.encode()).digest()
+
+
+_HAND_OVER_ENDS = {"", *(end.value for end in LeaseEnd)}

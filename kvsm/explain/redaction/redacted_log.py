@@ -1,0 +1,144 @@
+"""Write a copy of a log in which all names are new, segment by segment.
+
+The copy has the events, snapshots, gaps and ends of the log, so readers tell the same story of it. Events and
+snapshots are only renamed, not folded: the log of a broken engine is copied too.
+"""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from kvsm.core.log import LogDirectory, LogEnd, LogReader, Segment, Torn, stopped_by
+from kvsm.core.log.frames import (
+    CLOSED,
+    MARK,
+    PREAMBLE_BYTES,
+    FrameEncoder,
+    encode_mark,
+    encode_preamble,
+    first_event,
+    read_mark,
+    succeeded_by,
+)
+from kvsm.core.log.segment_file import SegmentFile
+from kvsm.core.log.stop_mark import NAME
+from kvsm.errors import LogDamaged, LogError
+from kvsm.explain.redaction.names import NewNames
+from kvsm.explain.redaction.rules import Redactor
+from kvsm.system.private_files import write_whole
+
+
+class RedactedLog(msgspec.Struct, frozen=True, kw_only=True):
+    """A redacted copy of a log.
+
+    directory: of the copy.
+    events: number of events that were copied.
+    damage: why the copy ends before the log does; None: it does not.
+    withheld: whether an eviction policy of another package was replaced.
+    """
+
+    directory: Path
+    events: int
+    damage: str | None
+    withheld: bool
+
+
+def redact_log(log: Path, copy: Path, names: NewNames, max_slots: int | None = None) -> RedactedLog:
+    """Write a redacted copy of a log to a new directory.
+
+    names: makes the new names. Copies of logs that belong together need the same object.
+    max_slots: as in `Trust`.
+
+    Of a damaged log, all events before the damage are copied. Raises `LogError` if there is no log, if it
+    claims too much, or if the copy cannot be written.
+    """
+    reader = LogReader(log)
+    redactor = Redactor(names, log, max_slots)
+    claimed = LogDirectory(copy, durable=False)
+    try:
+        claimed.require_empty()
+        writer = _Writer(copy, redactor)
+        damage = None
+        try:
+            for segment in reader.segments():
+                writer.copy_segment(segment)
+        except LogDamaged as error:
+            damage = str(error)
+        if reader.torn is not None:
+            writer.copy_torn_segment(reader.torn)
+        if reader.end is LogEnd.OPEN and (name := stopped_by(log)):
+            write_whole(copy / NAME, bytes([signal.Signals[name]]))
+    except OSError as error:
+        raise LogError(f"{copy}: the copy cannot be written: {error.strerror or error}; remove it") from error
+    finally:
+        claimed.close()
+    return RedactedLog(directory=copy, events=writer.events, damage=damage, withheld=redactor.withheld)
+
+
+class _Writer:
+    """Writes the segments of a copy."""
+
+    def __init__(self, directory: Path, redactor: Redactor) -> None:
+        self.events = 0
+        self._directory, self._redactor = directory, redactor
+        self._copied: set[str] = set()
+        """NewNames of the segments that were copied."""
+
+    def copy_segment(self, segment: Segment) -> None:
+        """Copy a segment. Raises `LogDamaged` after the last event that can be read."""
+        head = self._redactor.head(segment.head)
+        file = self._new_file(segment.path)
+        try:
+            encoder = FrameEncoder(head.run, compress=True, life=head.life)
+            for piece in encoder.head(replace(head, snapshot=b""), [head.snapshot]):
+                file.write(piece, file.size)
+            for batch in segment.batches():
+                renamed = [self._redactor.redacted(event) for event in batch]
+                file.write(encoder.events(renamed, 0), file.size)
+                encoder.keep()
+                self.events += len(batch)
+            if segment.tail is not None:
+                tail = self._redactor.redacted(segment.tail)
+                file.write(encoder.tail(tail, segment.last + 1, 0), file.size)
+            if segment.torn is not None:
+                file.cut(file.size + segment.torn.bytes_cut)
+            mark = _mark_of(segment)
+            if mark is not None:
+                file.mark(mark)
+        finally:
+            file.publish()
+            file.close()
+
+    def copy_torn_segment(self, torn: Torn) -> None:
+        """Copy a segment whose head was never written: zeros in place of its bytes."""
+        path = Path(torn.path)
+        if path.name in self._copied:
+            return
+        file = self._new_file(path)
+        file.cut(torn.offset and PREAMBLE_BYTES)
+        file.cut(torn.offset + torn.bytes_cut)
+        file.publish()
+        file.close()
+
+    def _new_file(self, original: Path) -> SegmentFile:
+        """Make the file of a segment, with its preamble."""
+        self._copied.add(original.name)
+        file = SegmentFile(self._directory, first_event(original))
+        file.create()
+        file.write(encode_preamble(), 0)
+        return file
+
+
+def _mark_of(segment: Segment) -> int | None:
+    """Return the number in the mark of a segment; None: it has no mark. Raises `LogDamaged`."""
+    with segment.path.open("rb") as file:
+        mark = read_mark(file, str(segment.path), segment.last + 1)
+    if mark.lost is not None:
+        return mark.lost
+    if mark.successor is not None:
+        return succeeded_by(mark.successor, encode_mark(CLOSED) if mark.closed else bytes(MARK.size))
+    return CLOSED if mark.closed else None
