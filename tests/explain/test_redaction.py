@@ -15,6 +15,7 @@ import pytest
 from changed_logs import PlainLog, read_plain, write_plain
 from click.testing import CliRunner
 from explained import explanations
+from log_life import disk
 from msgspec.structs import replace
 from policies_for_tests import ChoosesByNumpy
 from replay_life import Life, random_life, written
@@ -209,6 +210,34 @@ def test_no_byte_of_a_copy_names_what_the_log_names(tmp_path: Path, policy: str)
         assert any(b"what the client asked" in name for name in names)
         assert len(names) > 10
         assert [name for name in names if name in content] == []
+
+
+@pytest.mark.parametrize("policy", ["arc", "s3fifo"])
+def test_the_keys_that_a_policy_remembers_are_renamed(tmp_path: Path, policy: str) -> None:
+    """They stand in the snapshots of later segments only. Readers restore them, and find them again."""
+    log = tmp_path / "log"
+    life = Life(log, policy=policy, host_blocks=4, workers=1, writer={"segment_bytes": 2000})
+    for number in range(80):
+        job = life.core.prepare_store(f"r{number}", [secret_key(number % 9)], [number % 20]).job
+        if job is not None:  # The key is not stored yet.
+            life.ended(job)
+        life.core.finish(f"r{number}")
+    life.close()
+    copy, names, _ = copied(log)
+    remembered = [remembered_in(segment.head.snapshot) for segment in LogReader(log).segments()]
+    renamed = [remembered_in(segment.head.snapshot) for segment in LogReader(copy).segments()]
+    assert any(remembered)
+    assert renamed == [[names.key(key) for key in keys] for keys in remembered]
+    assert b"what the client" not in content_of(copy)
+    assert verify_log(copy).good
+
+
+def remembered_in(snapshot: bytes) -> list[bytes]:
+    """Return the keys in the state of the policy of a snapshot."""
+    if not snapshot:
+        return []
+    state = msgspec.msgpack.decode(snapshot, type=SavedLedger)
+    return [key for part in msgspec.msgpack.decode(state.policy) if isinstance(part, list) for key in part]
 
 
 def opened_with_names(directory: Path) -> Path:
@@ -474,6 +503,27 @@ def test_missing_segments_stay_missing(tmp_path: Path) -> None:
     assert after.missing == before.missing is not None
     assert after.missing_from == before.missing_from is not None
     assert after.end is before.end is LogEnd.MISSING
+
+
+def test_a_gap_stays_a_gap(tmp_path: Path) -> None:
+    """The disk was full for a while. The copy lacks the same events, and its readers say so."""
+    log = tmp_path / "log"
+    with disk(1 << 20) as limited:
+        life = Life(log, writer={"on_failure": "continue", "segment_bytes": 1 << 20})
+        for free in (1 << 20, 10, 1 << 20):
+            limited.free = free
+            for number in range(600):
+                life.core.arrive(f"{free}-{number}")
+                life.core.finish(f"{free}-{number}")
+        life.close()
+    copy, names, _ = copied(log)
+    check_same_story(log, copy, names, explained=False)
+    before, after = LogReader(log), LogReader(copy)
+    for reader in (before, after):
+        for segment in reader.segments():
+            assert [*segment.events()]
+    assert after.gaps == before.gaps != []
+    assert after.broken_from == before.broken_from is not None
 
 
 def test_the_signal_that_ended_the_process_is_copied(tmp_path: Path) -> None:
