@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,14 @@ def scripts_in(text: str) -> set[str]:
 def test_each_script_of_ci_exists(name: str) -> None:
     for script in scripts_in(text_of(name)):
         assert os.access(ROOT / script, os.X_OK), script
+
+
+@pytest.mark.parametrize("script", ["nightly", "run", "vllm", "workflows"])
+def test_a_script_of_ci_has_no_syntax_error(script: str) -> None:
+    checked = subprocess.run(
+        ["bash", "-n", ROOT / ".ci" / script], capture_output=True, text=True, check=False
+    )
+    assert (checked.returncode, checked.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
