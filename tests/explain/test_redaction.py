@@ -604,3 +604,23 @@ def test_the_log_of_the_disk_tier_is_copied_with_the_same_names(tmp_path: Path) 
     code, told = answer("verify", log)
     assert "disk" in str(told)
     assert answer("verify", tmp_path / "copy") == (code, [line.replace(str(log), copies[0]) for line in told])
+
+
+def test_a_copy_needs_one_log_and_a_new_directory(tmp_path: Path) -> None:
+    """Otherwise one line says what to do, and nothing is written."""
+    log, out = tmp_path / "log", tmp_path / "out"
+    random_life(1, 40, log).close()
+    for options, message in (
+        ((), "give one of --parquet OUT and --redact OUT"),
+        (("--redact", out, "--parquet", out), "give one of --parquet OUT and --redact OUT"),
+        ((log, "--redact", out), "--redact copies one LOG"),
+        (("--redact", out, "--table", "lookups"), "takes neither --table nor --allow-policy"),
+        (("--redact", out, "--allow-policy", FOREIGN), "takes neither --table nor --allow-policy"),
+        (("--redact", out, "--max-slots", 5), "it claims 10 host slots"),
+        (("--redact", log), "holds a log already"),
+    ):
+        refused = run("export", log, *options)
+        assert refused.exit_code == 2, options
+        assert message in " ".join(refused.stderr.replace("\u2502", " ").split())
+    assert not out.exists() or not list(out.iterdir())
+    assert verify_log(log).good
