@@ -11,6 +11,7 @@ import ctypes
 import logging
 import os
 import re
+import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -228,7 +229,12 @@ def cached_path_table(context: CudaContext, calls: CopyCalls) -> PathTable:
 
 
 def _cache_file(device: str) -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    base = os.environ.get("XDG_CACHE_HOME")
+    if not base:
+        try:
+            base = str(Path.home() / ".cache")
+        except RuntimeError:  # a user id without an entry in passwd, as in a pod, and no HOME
+            base = os.path.join(tempfile.gettempdir(), f"cache-{os.geteuid()}")
     return Path(base, "kvsm", f"copy-paths-{re.sub('[^A-Za-z0-9]+', '-', device)}.json")
 
 

@@ -24,6 +24,7 @@ from kvsm.core.log import (
     StateCopy,
     is_refused_by_system,
 )
+from kvsm.core.log.log_directory import make_private
 from kvsm.core.log.past_logs import PAST_LOGS_BYTES, delete_past_logs
 from kvsm.core.offloader import Offloader
 from kvsm.errors import LogError
@@ -221,7 +222,7 @@ def _writer_options(options: LogOptions, most: int | None, on_failure: OnFailure
 def _new_directory(parent: Path, engine: int | str) -> Path:
     name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-engine{engine}-{os.getpid()}"
     try:
-        parent.mkdir(parents=True, exist_ok=True)
+        make_private(parent)
         with suppress(FileExistsError):
             make_directory(parent / name)
             return parent / name

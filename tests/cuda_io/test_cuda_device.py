@@ -14,6 +14,7 @@ from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -674,6 +675,19 @@ def test_a_cache_that_cannot_be_written_is_a_warning(
     quick_table.parent.parent.write_text("a file, where a directory should be")
     assert measured_copies(fake) > 0
     assert "set XDG_CACHE_HOME" in caplog.text
+
+
+@pytest.mark.usefixtures("quick_table")
+def test_a_user_without_a_home_has_its_table_with_the_temporary_files(
+    fake: FakeDriver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A pod's random user id may have no entry in passwd, and its image may set no HOME."""
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", Mock(side_effect=RuntimeError("no home directory")))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert measured_copies(fake) > 0
+    assert measured_copies(fake) == 0
+    assert [*tmp_path.glob("cache-*/kvsm/copy-paths-*")] != []
 
 
 @pytest.mark.parametrize(("call", "nth"), [("cuMemAlloc", 2), ("cuMemHostAlloc", 1)])
