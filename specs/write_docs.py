@@ -1,7 +1,7 @@
 """Write the generated pages of docs/: properties, bugs, troubles, JSON schemas, pictures.
 
-Also writes the parts of README.md, docs/embedding.md, docs/verification.md, docs/vllm.md and
-specs/mutants/README.md between `<!-- written: ... -->` and `<!-- end -->`.
+Also writes the parts of README.md, docs/embedding.md, docs/report.md, docs/verification.md, docs/vllm.md,
+specs/museum/README.md and specs/mutants/README.md between `<!-- written: ... -->` and `<!-- end -->`.
 
     PYTHONPATH=specs python -m write_docs
 
@@ -16,8 +16,10 @@ from pathlib import Path
 
 from json_schemas import schema_texts, scripts_page
 from museum import EXHIBITS, Exhibit
+from museum.alone import ALONE
 from museum.found import FOUND
 from mutants import table as mutants_table
+from report_pictures import pictures
 from vllm_tables import with_vllm_tables
 from written_blocks import with_written_blocks
 
@@ -30,6 +32,7 @@ from kvsm.states import MACHINES
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 DOCS = README.with_name("docs")
+MUSEUM_README = README.parent / "specs" / "museum" / "README.md"
 
 REPOSITORIES = {
     "vllm": "vllm-project/vllm",
@@ -67,6 +70,8 @@ Races, leaks and corruptions that public systems for KV-cache offload had, or ha
 them back into kvsm and lets the checkers look for it ([the museum](../specs/museum/README.md) says how).
 "Found" names the checker that sees a bug first, what it reports, and the length of its trace: shortest for an
 exploration, reduced for a walk. `kvsm museum --all ID` names every checker that finds a bug.
+"By the product alone" names the first shipped command that finds it without worlds or scopes of the museum
+([the budget](../specs/museum/README.md#by-the-product-alone)).
 
 A bug may be reported as another property than the one that it breaks: kvsm often refuses a step before the
 harm is done ("every call is legal"), or a checker sees an earlier effect.
@@ -93,6 +98,7 @@ def main() -> None:
             (DOCS / "pictures" / f"{machine.name}.svg").write_text(svg(machine), encoding="utf-8")
     README.write_text(readme(), encoding="utf-8")
     mutants_table.README.write_text(mutants_table.readme(), encoding="utf-8")
+    MUSEUM_README.write_text(museum_readme(), encoding="utf-8")
     for name, text in pages().items():
         (DOCS / name).parent.mkdir(exist_ok=True)
         (DOCS / name).write_text(text, encoding="utf-8")
@@ -101,6 +107,11 @@ def main() -> None:
 def readme() -> str:
     """README.md with up-to-date generated parts."""
     return with_written_blocks(README.read_text(encoding="utf-8"), source_link)
+
+
+def museum_readme() -> str:
+    """specs/museum/README.md with up-to-date generated parts."""
+    return with_written_blocks(MUSEUM_README.read_text(encoding="utf-8"), source_link)
 
 
 def pages() -> dict[str, str]:
@@ -113,8 +124,9 @@ def pages() -> dict[str, str]:
         "tables.md": schema_page(),
         **{
             name: with_written_blocks((DOCS / name).read_text(encoding="utf-8"), source_link)
-            for name in ("embedding.md", "verification.md")
+            for name in ("embedding.md", "report.md", "verification.md")
         },
+        **{f"pictures/{name}": text for name, text in pictures().items()},
         "vllm.md": with_vllm_tables((DOCS / "vllm.md").read_text(encoding="utf-8")),
         **{f"schemas/{name}": text for name, text in schema_texts().items()},
     }
@@ -149,7 +161,16 @@ def _section(exhibit: Exhibit) -> str:
         f"- Source: {source_link(exhibit.source)}\n"
         f"- Breaks: {exhibit.breaks}\n"
         f"- Found: `{found.checker}` reports {found.property} after {steps}\n"
+        f"- By the product alone: {_found_alone(exhibit.id)}\n"
     )
+
+
+def _found_alone(id: str) -> str:
+    one = ALONE.get(id)
+    if one is None:
+        return "not within the budget"
+    steps = "1 step" if one.steps == 1 else f"{one.steps} steps"
+    return f"`{one.command}` reports {one.property} after {steps} ({one.target})"
 
 
 def source_link(source: str) -> str:

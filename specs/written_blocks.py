@@ -7,6 +7,18 @@ programs of `examples/`.
 <!-- written: museum -->            how many exhibits each checker has found
 <!-- end -->
 
+<!-- written: museum figures -->    how many exhibits are found, by the product alone and with scenes
+<!-- end -->
+
+<!-- written: alone -->             how many exhibits each shipped command has found, and which none has
+<!-- end -->
+
+<!-- written: own findings -->      the exhibits that kvsm found itself
+<!-- end -->
+
+<!-- written: symptoms -->          the exhibits in a taxonomy of bugs; `causes`: by root cause
+<!-- end -->
+
 <!-- written: kvsm why incident r50 -->
 <!-- end -->                        the command and its output, for a log that is the same on every machine
 
@@ -28,7 +40,9 @@ from tempfile import TemporaryDirectory
 
 from click.testing import CliRunner
 from museum import EXHIBITS
+from museum.alone import ALONE
 from museum.found import FOUND
+from museum.taxonomy import causes_table, symptoms_table
 
 from kvsm.cli import main
 
@@ -49,12 +63,20 @@ _BLOCK = re.compile(r"(<!-- written: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 def with_written_blocks(page: str, link: Callable[[str], str]) -> str:
     """The page with up-to-date generated blocks. link: turns the source of a bug into a Markdown link."""
 
+    tables: dict[str, Callable[[], str]] = {
+        "bugs": lambda: bugs_table(link),
+        "museum": museum_table,
+        "museum figures": museum_figures,
+        "alone": alone_table,
+        "own findings": lambda: own_findings_table(link),
+        "symptoms": symptoms_table,
+        "causes": causes_table,
+    }
+
     def block(found: re.Match[str]) -> str:
         what = found[2]
-        if what == "bugs":
-            text = bugs_table(link)
-        elif what == "museum":
-            text = museum_table()
+        if what in tables:
+            text = tables[what]()
         elif what.startswith("examples/"):
             path, _, section = what.partition(", ")
             text = f"```python\n{program_text(path, section)}```\n"
@@ -88,6 +110,30 @@ def museum_table() -> str:
     every = [one.steps for one in FOUND.values()]
     total = f"| all, of {len(EXHIBITS)} exhibits | {len(every)} | {min(every)} to {max(every)} |\n"
     return "| found first by | exhibits | steps |\n| --- | --- | --- |\n" + "".join(rows) + total
+
+
+def museum_figures() -> str:
+    """The two figures of the museum, as a paragraph."""
+    count = len(EXHIBITS)
+    return f"**{len(ALONE)} of {count} by the product alone, {len(FOUND)} of {count} with scenes.**\n"
+
+
+def alone_table() -> str:
+    """A table of how many exhibits each shipped command found first, and of those that none found."""
+    ids: dict[str, list[str]] = {}
+    for id, one in ALONE.items():
+        ids.setdefault(one.command, []).append(id)
+    rows = [f"| `{command}` | {len(those)} |\n" for command, those in ids.items()]
+    missed = [id for id in EXHIBITS if id not in ALONE]
+    rows.append(f"| none of them | {len(missed)}: {', '.join(missed)} |\n")
+    return "| found first by | exhibits |\n| --- | --- |\n" + "".join(rows)
+
+
+def own_findings_table(link: Callable[[str], str]) -> str:
+    """A table of the exhibits that kvsm found itself, with the property that each breaks."""
+    own = [one for one in EXHIBITS.values() if ", found by kvsm: " in one.source]
+    rows = [f"| {one.id} | {link(one.source)} | {one.breaks} |\n" for one in own]
+    return "| exhibit | defect | breaks |\n| --- | --- | --- |\n" + "".join(rows)
 
 
 def program_text(path: str, section: str) -> str:

@@ -1,0 +1,179 @@
+"""Which exhibits the product finds by itself: by its commands as they are, without the museum's worlds.
+
+    PYTHONPATH=specs:tests/support python -m museum.product_alone --results alone.jsonl       all: hours
+    PYTHONPATH=specs:tests/support python -m museum.product_alone --results alone.jsonl B17   this one
+
+The budget is `COMMANDS`: every exhibit meets the same commands in the same order, with one seed and fixed
+numbers of runs and states, and the first failure ends the search. No scene, world, prompt or scope of
+`specs/museum` is used. A command that uses more than `CPU_SECONDS` of CPU time is stopped, and has found
+nothing. `museum.alone` has the outcome.
+
+Results are appended to a file as they come. Commands whose results are there do not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from multiprocessing import get_context
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import msgspec
+from click.testing import CliRunner
+
+from kvsm.cli import main as kvsm
+from kvsm.cli.exit_codes import ExitCode
+from kvsm.properties import Property
+from museum import EXHIBITS
+from museum.search import CLEAN
+
+CPU_SECONDS = 120
+"""Limit of CPU time for one command."""
+FUZZ = ("fuzz", "--target", "all", "--seed", "1", "--runs", "300", "--jobs", "1", "--json")
+COMMANDS = (FUZZ,)
+
+
+class Tried(msgspec.Struct, frozen=True, kw_only=True):
+    """What one command said of one exhibit.
+
+    command: its arguments, without those for output and processes.
+    property: the property that it reports as broken; empty if it found nothing.
+    target: the target of the walk, or the model with its scope, that found it.
+    steps: the length of the path to the failure; of a walk, after the reduction.
+    effort: operations of the walk, or states of all models, until then.
+    seconds: CPU time.
+    cut: whether `CPU_SECONDS` ended it.
+    """
+
+    id: str
+    command: str
+    property: str = ""
+    target: str = ""
+    steps: int = 0
+    effort: int = 0
+    seconds: float = 0.0
+    cut: bool = False
+
+
+def shown(command: Sequence[str]) -> str:
+    """Return a command as people type it."""
+    return " ".join(("kvsm", *command)).removesuffix(" --json").removesuffix(" --jobs 1")
+
+
+def tried(id: str, command: Sequence[str]) -> Tried:
+    """Put the exhibit into the code, and run one command in this process."""
+    began = _cpu_seconds()
+    with nullcontext() if id == CLEAN else EXHIBITS[id].put_back():
+        answers, code = _answers(command)
+    result = Tried(id=id, command=shown(command), effort=sum(map(_effort, answers)))
+    if code is ExitCode.BROKEN:
+        result = msgspec.structs.replace(result, **_failure(answers))
+    return msgspec.structs.replace(result, seconds=round(_cpu_seconds() - began, 1))
+
+
+def _answers(command: Sequence[str]) -> tuple[list[dict[str, Any]], ExitCode]:
+    """Run a command. Raises `RuntimeError` if it ends otherwise than with an answer."""
+    with TemporaryDirectory() as directory:
+        more = () if command[0] == "check" else ("--reduce-seconds", "20", "--log", f"{directory}/failure")
+        result = CliRunner().invoke(kvsm, [*command, *more])
+    code = ExitCode(result.exit_code)
+    if code not in (ExitCode.GOOD, ExitCode.BROKEN, ExitCode.UNDETERMINED):
+        raise RuntimeError(f"{shown(command)} ended with exit code {code}: {result.output}")
+    return [json.loads(line) for line in result.stdout.splitlines()], code
+
+
+def _effort(answer: Mapping[str, Any]) -> int:
+    """Return how much a command has done: states of a model, or operations of a walk."""
+    return int(answer["states"] if "states" in answer else answer["progress"]["operations"])
+
+
+def _failure(answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what was found first, as fields of `Tried`."""
+    for answer in answers:
+        if failure := answer.get("failure"):
+            name, target, steps = failure["property_id"], failure["target"], failure["actions"]
+            return {"property": name, "target": target, "steps": len(steps)}
+        if finding := answer.get("finding"):
+            steps = answer["counterexample"]["steps"]
+            return {"property": finding["property_id"], "target": answer["model"], "steps": len(steps)}
+    raise RuntimeError(f"a command failed without a finding: {answers}")
+
+
+def _cpu_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def in_a_process(id: str, command: Sequence[str]) -> Tried:
+    """Run a command in a forked process that ends after `CPU_SECONDS`."""
+    processes = get_context("fork")
+    here, there = processes.Pipe(duplex=False)
+    process = processes.Process(target=_send, args=(there, id, command))
+    process.start()
+    there.close()
+    try:
+        result: Tried | str = here.recv()
+    except EOFError:  # killed at the limit
+        result = Tried(id=id, command=shown(command), seconds=CPU_SECONDS, cut=True)
+    process.join()
+    if isinstance(result, str):
+        raise RuntimeError(result)
+    return result
+
+
+def _send(there: Any, id: str, command: Sequence[str]) -> None:
+    used = int(_cpu_seconds())
+    resource.setrlimit(resource.RLIMIT_CPU, (used + CPU_SECONDS, used + CPU_SECONDS))
+    try:
+        there.send(tried(id, command))
+    except Exception as error:
+        there.send(f"{id}: {shown(command)}: {error}")
+
+
+def search_all(ids: Sequence[str], results: Path) -> None:
+    """Run each command for all exhibits that the commands before it have not found."""
+    known = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+    found = {one["id"] for one in known if one["property"]}
+    done = {(one["id"], one["command"]) for one in known}
+    for command in COMMANDS:
+        for id in ids:
+            if id in found or (id, shown(command)) in done:
+                continue
+            result = in_a_process(id, command)
+            found |= {id} if result.property else set()
+            with results.open("a") as file:
+                file.write(msgspec.json.encode(result).decode() + "\n")
+            print(msgspec.json.encode(result).decode(), flush=True)
+
+
+def rows(results: Path) -> str:
+    """Return the rows of `museum.alone`, from a file of results."""
+    found = [one for one in map(json.loads, results.read_text().splitlines()) if one["property"]]
+    names = {one.id: one.name for one in Property}
+    return "".join(
+        f'    "{one["id"]}": AloneBy("{one["command"]}", "{one["target"]}", '
+        f"Property.{names[one['property']]}, {one['steps']}, {one['effort']}),\n"
+        for one in sorted(found, key=lambda one: one["id"])
+    )
+
+
+def main() -> None:
+    """Search, or print what was found."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--results", type=Path, required=True, help="a file of JSON lines")
+    parser.add_argument("ids", nargs="*", metavar="ID", default=[*EXHIBITS, CLEAN])
+    parser.add_argument("--rows", action="store_true", help="run nothing; print the rows of museum.alone")
+    options = parser.parse_args()
+    if options.rows:
+        print(rows(options.results), end="")
+    else:
+        search_all(options.ids, options.results)
+
+
+if __name__ == "__main__":
+    main()

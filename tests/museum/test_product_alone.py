@@ -1,0 +1,65 @@
+"""The bugs of the museum that shipped commands find by themselves: `museum.alone` pins them."""
+
+from __future__ import annotations
+
+import pytest
+from museum import EXHIBITS
+from museum.alone import ALONE, AloneBy
+from museum.product_alone import COMMANDS, CPU_SECONDS, FUZZ, Tried, in_a_process, shown, tried
+from museum.search import CLEAN
+
+from examples import of_today
+from kvsm.check.walks.targets import TARGETS
+from kvsm.properties import Property
+
+BY_TEXT = {shown(command): command for command in COMMANDS}
+
+
+def pinned(one: AloneBy) -> tuple[str, str, int]:
+    return one.property.id, one.target, one.effort
+
+
+def seen(result: Tried) -> tuple[str, str, int]:
+    return result.property, result.target, result.effort
+
+
+def test_each_row_names_an_exhibit_and_one_of_the_commands() -> None:
+    assert {*ALONE} <= {*EXHIBITS}
+    assert {one.command for one in ALONE.values()} <= {*BY_TEXT}
+    assert [*ALONE] == sorted(ALONE)
+
+
+def test_commands_name_targets_of_the_product_alone() -> None:
+    """A world of the museum would be an import path, as `museum.disk_world:drawn`."""
+    assert FUZZ[2] in (*TARGETS, "all")
+    assert not any("museum" in part for command in COMMANDS for part in command)
+
+
+@pytest.mark.parametrize("id", ["B10", "B21"])
+def test_a_bug_that_shows_quickly_is_found_as_pinned(id: str) -> None:
+    assert seen(tried(id, FUZZ)) == pinned(ALONE[id])
+
+
+def test_a_command_that_uses_too_much_time_has_found_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("museum.product_alone.CPU_SECONDS", 1)
+    result = in_a_process("B49", FUZZ)
+    assert (result.cut, result.property) == (True, "")
+    assert CPU_SECONDS > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("id", of_today([*ALONE], 30))
+def test_a_bug_of_today_is_found_as_pinned(id: str) -> None:
+    """The number of steps is not compared: a reduction ends after some seconds, however far it is."""
+    assert seen(tried(id, BY_TEXT[ALONE[id].command])) == pinned(ALONE[id])
+
+
+@pytest.mark.slow
+def test_the_unchanged_code_passes_the_walk() -> None:
+    result = tried(CLEAN, FUZZ)
+    assert (result.property, result.cut) == ("", False)
+    assert result.effort > 100_000
+
+
+def test_what_is_reported_is_a_property() -> None:
+    assert {one.property for one in ALONE.values()} <= {*Property}
