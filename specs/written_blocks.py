@@ -36,11 +36,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 
 from click.testing import CliRunner
 from museum import EXHIBITS
-from museum.alone import ALONE
+from museum.alone import ALONE, AloneBy
 from museum.found import FOUND
 from museum.taxonomy import causes_table, symptoms_table
 
@@ -120,13 +121,18 @@ def museum_figures() -> str:
 
 def alone_table() -> str:
     """A table of how many exhibits each shipped command found first, and of those that none found."""
-    ids: dict[str, list[str]] = {}
-    for id, one in ALONE.items():
-        ids.setdefault(one.command, []).append(id)
-    rows = [f"| `{command}` | {len(those)} |\n" for command, those in ids.items()]
+    found: dict[str, list[AloneBy]] = {}
+    for one in ALONE.values():
+        found.setdefault(one.command, []).append(one)
+    rows = []
+    for command, those in found.items():
+        steps, effort = [one.steps for one in those], [one.effort for one in those]
+        middle = f"{median(steps):g}, {max(steps)} | {median(effort):,.0f}, {max(effort):,}"
+        rows.append(f"| `{command}` | {len(those)} | {middle} |\n")
     missed = [id for id in EXHIBITS if id not in ALONE]
-    rows.append(f"| none of them | {len(missed)}: {', '.join(missed)} |\n")
-    return "| found first by | exhibits |\n| --- | --- |\n" + "".join(rows)
+    rows.append(f"| nothing within the budget | {len(missed)}: {', '.join(missed)} | | |\n")
+    head = "| found by | exhibits | steps: median, most | operations or states: median, most |\n"
+    return head + "| --- | --- | --- | --- |\n" + "".join(rows)
 
 
 def own_findings_table(link: Callable[[str], str]) -> str:

@@ -70,6 +70,13 @@ ALONE: Mapping[str, AloneBy] = {
         "kvsm fuzz --target all --seed 1 --runs 300", "serving", Property.EVENTS_ARE_STATE, 5, 7600
     ),
     "B25": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "copies", Property.LEGAL_CALLS, 2, 7229),
+    "B26": AloneBy(
+        "kvsm check serving --scope router --states 1000",
+        "serving, router",
+        Property.EVENTS_ARE_STATE,
+        15,
+        249,
+    ),
     "B27": AloneBy(
         "kvsm fuzz --target all --seed 1 --runs 300", "serving", Property.NO_STALE_DATA, 159, 113055
     ),
@@ -101,8 +108,14 @@ ALONE: Mapping[str, AloneBy] = {
     "B46": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "core", Property.EVENTS_ARE_STATE, 6, 3910),
     "B47": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "serving", Property.MATCH_HOLDS, 18, 15765),
     "B48": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "serving", Property.NO_STALE_DATA, 5, 17),
+    "B54": AloneBy(
+        "kvsm check tiers --scope ranks --states 1000", "tiers, ranks", Property.PUBLISH_AFTER_COMMIT, 6, 166
+    ),
     "B56": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "tiers", Property.CONSERVATION, 4, 12822),
     "B57": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "tiers", Property.CONSERVATION, 20, 65148),
+    "B58": AloneBy(
+        "kvsm check tiers --scope restarts --states 1000", "tiers, restarts", Property.NO_STALE_DATA, 6, 195
+    ),
     "B59": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "tiers", Property.MATCH_HOLDS, 15, 33982),
     "B60": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "tiers", Property.PROGRESS, 11, 34179),
     "B61": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "tiers", Property.LEGAL_CALLS, 3, 12821),

@@ -1,7 +1,7 @@
 """Which exhibits the product finds by itself: by its commands as they are, without the museum's worlds.
 
-    PYTHONPATH=specs:tests/support python -m museum.product_alone --results alone.jsonl       all: hours
-    PYTHONPATH=specs:tests/support python -m museum.product_alone --results alone.jsonl B17   this one
+    PYTHONPATH=specs:tests/support python -m museum.product_alone --results alone.jsonl      all: half an hour
+    PYTHONPATH=specs:tests/support python -m museum.product_alone --results alone.jsonl B17  this one
 
 The budget is `COMMANDS`: every exhibit meets the same commands in the same order, with one seed and fixed
 numbers of runs and states, and the first failure ends the search. No scene, world, prompt or scope of
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import resource
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -26,6 +27,7 @@ from typing import Any
 import msgspec
 from click.testing import CliRunner
 
+from kvsm.check.scopes.models import MODELS
 from kvsm.cli import main as kvsm
 from kvsm.cli.exit_codes import ExitCode
 from kvsm.properties import Property
@@ -35,7 +37,15 @@ from museum.search import CLEAN
 CPU_SECONDS = 120
 """Limit of CPU time for one command."""
 FUZZ = ("fuzz", "--target", "all", "--seed", "1", "--runs", "300", "--jobs", "1", "--json")
-COMMANDS = (FUZZ,)
+CHECK = ("check", "--jobs", "1", "--json")
+SCOPES = tuple(
+    ("check", model, "--scope", scope, "--states", "1000", "--jobs", "1", "--json")
+    for model in ("tiers", "serving")
+    for scope in MODELS[model].scopes
+    if not re.match(r"small$|full|pairs-|triples-", scope)
+)
+"""The scopes of these models that `kvsm check` leaves out, but the largest and the generated ones."""
+COMMANDS = (FUZZ, CHECK, *SCOPES)
 
 
 class Tried(msgspec.Struct, frozen=True, kw_only=True):
