@@ -43,6 +43,9 @@ class WorkerStatistics(msgspec.Struct, frozen=True):
     rank: int
     store: CopyStatistics
     load: CopyStatistics
+    store_sizes: dict[int, int] = {}
+    load_sizes: dict[int, int] = {}
+    """Bytes of a good copy -> number of copies of this size."""
 
 
 class Worker:
@@ -61,6 +64,7 @@ class Worker:
         """Transfer -> when it was submitted (`perf_counter`)."""
         self._refused: list[WorkerReport] = []
         self._totals = {direction: CopyStatistics() for direction in Direction}
+        self._sizes: dict[Direction, dict[int, int]] = {direction: {} for direction in Direction}
         self.ended = 0
 
     @property
@@ -141,7 +145,13 @@ class Worker:
 
     def statistics(self) -> WorkerStatistics:
         """Return the counts over all reported transfers."""
-        return WorkerStatistics(self.rank, self._totals[Direction.STORE], self._totals[Direction.LOAD])
+        return WorkerStatistics(
+            self.rank,
+            self._totals[Direction.STORE],
+            self._totals[Direction.LOAD],
+            dict(self._sizes[Direction.STORE]),
+            dict(self._sizes[Direction.LOAD]),
+        )
 
     def _start(self, job: TransferJob) -> None:
         try:
@@ -159,6 +169,9 @@ class Worker:
             total.bytes + copied_bytes,
             total.seconds + seconds,
         )
+        if good:
+            sizes = self._sizes[direction]
+            sizes[copied_bytes] = sizes.get(copied_bytes, 0) + 1
 
 
 def smallest_host_pool(workers: Iterable[Worker]) -> int:

@@ -37,6 +37,12 @@ _BYTES = tuple([4096 << 2 * power for power in range(12)])
 SECONDS_BOUNDS = tuple([figure / 10**place for place in (4, 3, 2, 1, 0) for figure in (1, 2.5, 5)])
 _STEPS = (0, *_BLOCKS)
 
+# The bounds of vLLM's own histograms, so that ours can be exported under its names, too.
+_COPY_BYTES = tuple([1e6 * figure for figure in (1, 5, 10, 20, 40, 60, 80, 100, 150, 200)])
+_ALLOCATION_BLOCKS = tuple([4**power for power in range(10)])
+_LOOKUP_SECONDS = tuple([figure / 10**place for place in (5, 4, 3, 2, 1, 0) for figure in (1, 5)][:-1])
+_DEFERRAL_SECONDS = tuple([figure / 10**place for place in (4, 3, 2, 1, 0, -1) for figure in (1, 5)][:-1])
+
 
 class Metric(NamedTuple):
     """The definition of one metric.
@@ -80,6 +86,12 @@ METRICS = (
         "counter",
         "Blocks offered and not stored, by reason. A block that is offered again counts again.",
         {"reason": tuple([reason.value for reason in SkipReason])},
+    ),
+    Metric(
+        "allocation_failures",
+        "counter",
+        "Offers of a request for some blocks of which the host pool had no room. An offer that is repeated "
+        "counts once.",
     ),
     Metric("keys_recalled", "counter", "Keys offered that the policy remembers evicting (ghost hits)."),
     Metric("key_bytes", "counter", "Bytes of the keys in events."),
@@ -157,7 +169,22 @@ METRICS = (
         _COPIED,
         _STEPS,
     ),
+    Metric(
+        "allocation_blocks",
+        "histogram",
+        "Blocks of a planned store from the device. What found no room is not among them.",
+        {},
+        _ALLOCATION_BLOCKS,
+    ),
     Metric("deferral_ticks", "histogram", "Ticks that a request waited for a transfer.", {}, _STEPS),
+    Metric(
+        "deferral_seconds",
+        "histogram",
+        "Seconds of wall time that a request waited for a transfer. A wait that its process cut off is not "
+        "among them.",
+        {},
+        _DEFERRAL_SECONDS,
+    ),
     Metric("capacity_blocks", "gauge", "Slots of the host pool."),
     Metric(
         "blocks",
@@ -187,8 +214,26 @@ steps or ticks states its unit."""
 COPIES = (
     Metric("copied_bytes", "counter", "Bytes that copies moved, on all workers.", _DIRECTIONS),
     Metric("copy_seconds", "counter", "Time spent in copies, on all workers.", _DIRECTIONS),
+    Metric(
+        "copy_bytes",
+        "histogram",
+        "Bytes of one good copy: a transfer's share on one worker.",
+        _DIRECTIONS,
+        _COPY_BYTES,
+    ),
 )
-"""Counters of the connector's workers."""
+"""Metrics of the connector's workers."""
+
+LOOKUPS = (
+    Metric(
+        "lookup_seconds",
+        "histogram",
+        "Seconds that vLLM's scheduler waited for one answer on what the host has of a prompt.",
+        {},
+        _LOOKUP_SECONDS,
+    ),
+)
+"""Metrics of the scheduler's side that are measured, and not logged."""
 
 HAND_OVERS = (
     Metric(
@@ -220,18 +265,27 @@ SERVES_WITHOUT = Metric(
     {"part": ("disk", "hand_over")},
 )
 
-FACTS = ("cpu_num_chunks", "cpu_blocks_per_chunk", "cpu_kv_cache_size_bytes", "policy", "store", "last_step")
-"""The labels of `config_info`. The first three have the names that vLLM's own offload uses."""
+VLLM_FACTS = (
+    "cpu_num_chunks",
+    "cpu_blocks_per_chunk",
+    "cpu_kv_cache_size_bytes",
+    "cpu_kv_cache_size_tokens",
+)
+"""The labels that vLLM's own offload exports."""
+
+FACTS = (*VLLM_FACTS, "policy", "store", "last_step")
+"""The labels of `config_info`."""
 
 CONFIG_INFO = Metric(
     "config_info",
     "gauge",
     "Always 1. Its labels say how the connector is configured: host slots, device blocks in each, bytes of "
-    "host memory on all ranks, and the options of these names.",
+    "host memory on all ranks, tokens that fit if each request is as long as the model allows, and the "
+    "options of these names.",
     dict.fromkeys(FACTS, ()),
 )
 
-_OF_CONNECTOR = (*COPIES, *HAND_OVERS, *DISK, SERVES_WITHOUT, CONFIG_INFO)
+_OF_CONNECTOR = (*COPIES, *LOOKUPS, *HAND_OVERS, *DISK, SERVES_WITHOUT, CONFIG_INFO)
 
 EXPORTED: Mapping[str, Metric] = {metric.name: metric for metric in (*METRICS, *_OF_CONNECTOR)}
 """All metrics of the connector by name."""

@@ -37,7 +37,7 @@ from kvsm.explain.metric_table import (
     COUNTED_KINDS,
     CUT_OFF,
     ENDS,
-    METRICS,
+    EXPORTED,
     NOWHERE,
     OF_COPIES_OUT,
     OF_LOADS,
@@ -53,8 +53,6 @@ from kvsm.states.lease import LeaseState
 from kvsm.states.transfer import ABANDONED, COMPLETED
 from kvsm.states.words import STATE_MASK
 from kvsm.tiers.hand_over.leases import LeaseEnd
-
-_BOUNDS = {metric.name: metric.bounds for metric in METRICS}
 
 
 class HistogramValue(msgspec.Struct, frozen=True):
@@ -75,19 +73,41 @@ class HistogramValue(msgspec.Struct, frozen=True):
         return sum(self.counts)
 
 
-def _histogram(name: str, seen: Mapping[int, int], unit: int = 1) -> HistogramValue:
+def histogram(name: str, seen: Mapping[int, int], unit: float = 1) -> HistogramValue:
     """Sort numbers into buckets. This happens only when metrics are read: counting a number is far cheaper.
 
+    name: a histogram in `metric_table.EXPORTED`.
     seen: number -> how often it was counted.
     unit: factor from a number to the histogram's unit.
     """
-    bounds = _BOUNDS[name]
+    bounds = EXPORTED[name].bounds
     counts = [0] * (len(bounds) + 1)
     # Copied in one call, so that no other thread changes it during the copy.
     noted = dict(seen)
     for number, times in noted.items():
         counts[bisect_left(bounds, number * unit)] += times
     return HistogramValue(bounds, tuple(counts), sum([number * unit * n for number, n in noted.items()]))
+
+
+class SecondsHistogram:
+    """A histogram of durations in seconds. Durations are sorted into buckets at once: no two are equal.
+
+    name: a histogram in `metric_table.EXPORTED`.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._bounds = EXPORTED[name].bounds
+        self._counts = [0] * (len(self._bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Count a duration."""
+        self._sum += seconds
+        self._counts[bisect_left(self._bounds, seconds)] += 1
+
+    def value(self) -> HistogramValue:
+        """Return the histogram so far."""
+        return HistogramValue(self._bounds, tuple(self._counts), self._sum)
 
 
 _INSIDE = 1e-9
@@ -143,10 +163,10 @@ class _Tally(msgspec.Struct, gc=False):
     def histograms(self, bytes_per_block: int) -> dict[str, HistogramValue]:
         """Return name -> histogram of the completed transfers."""
         return {
-            "transfer_blocks": _histogram("transfer_blocks", self.blocks),
-            "transfer_bytes": _histogram("transfer_bytes", self.device_blocks, bytes_per_block),
+            "transfer_blocks": histogram("transfer_blocks", self.blocks),
+            "transfer_bytes": histogram("transfer_bytes", self.device_blocks, bytes_per_block),
             "transfer_seconds": HistogramValue(SECONDS_BOUNDS, tuple(self.seconds), self.nanoseconds / 1e9),
-            "transfer_steps": _histogram("transfer_steps", self.steps),
+            "transfer_steps": histogram("transfer_steps", self.steps),
         }
 
 
@@ -209,8 +229,8 @@ class Metrics:
         """Events missing from the log, if the counts come from a log (`of`)."""
         self._events = dict.fromkeys(KINDS, 0)
         self._flights: dict[int, _Flight] = {}
-        self._waiting: dict[str, int] = {}
-        """Deferred request -> the tick at which its wait began."""
+        self._waiting: dict[str, tuple[int, int]] = {}
+        """Deferred request -> the tick and the wall time at which its wait began."""
         # Each counter is a plain attribute: a counter in a dict would cost three times as much.
         self._blocks_matched = self._blocks_evicted = self._keys_recalled = self._key_bytes = 0
         self._hits = self._misses = self._finished_requests = self._aborted_requests = 0
@@ -223,6 +243,8 @@ class Metrics:
         self._rejected_reports = dict.fromkeys([reason.value for reason in RejectReason], 0)
         self._deferrals_ended = dict.fromkeys((BY_TRANSFER, BY_TIMEOUT, BY_FINISH, BY_PREEMPTION, CUT_OFF), 0)
         self._deferral_ticks = _numbers()
+        self._deferral_seconds = SecondsHistogram("deferral_seconds")
+        self._allocation_failures, self._allocations = 0, _numbers()
         self._stores, self._loads, self._copies_out = _Tally(), _Tally(), _Tally()
 
     @classmethod
@@ -298,6 +320,7 @@ class Metrics:
             },
             "blocks_evicted": self._blocks_evicted,
             "blocks_skipped": dict(self._skipped_blocks),
+            "allocation_failures": self._allocation_failures,
             "keys_recalled": self._keys_recalled,
             "key_bytes": self._key_bytes,
             "matches": {"hit": self._hits, "miss": self._misses},
@@ -317,7 +340,9 @@ class Metrics:
             "restarts": seen[ev.Restarted],
             "events": {kind.__name__: seen[kind] for kind in COUNTED_KINDS},
             "log_events_dropped": self.log_health()[0],
-            "deferral_ticks": _histogram("deferral_ticks", self._deferral_ticks),
+            "allocation_blocks": histogram("allocation_blocks", self._allocations),
+            "deferral_ticks": histogram("deferral_ticks", self._deferral_ticks),
+            "deferral_seconds": self._deferral_seconds.value(),
             **{name: {way: copied[way][name] for way in copied} for name in copied[OF_STORES]},
         }
 
@@ -337,9 +362,9 @@ class Metrics:
         if event.target:
             self._copies.add(event.request)
 
-    def _preempted(self, _event: ev.RequestPreempted) -> None:
+    def _preempted(self, event: ev.RequestPreempted) -> None:
         if self._waiting:
-            self._end_waits(BY_PREEMPTION)
+            self._end_waits(BY_PREEMPTION, event)
 
     def _finished(self, event: ev.RequestFinished) -> None:
         if event.request in self._copies:
@@ -352,7 +377,7 @@ class Metrics:
         if event.hand_over in self._hand_overs_ended:
             self._hand_overs_ended[event.hand_over] += 1
         if self._waiting:
-            self._end_waits(BY_FINISH)
+            self._end_waits(BY_FINISH, event)
 
     def _matched(self, event: ev.HitMatched) -> None:
         if event.missed is not None:
@@ -374,19 +399,22 @@ class Metrics:
             self._nowhere += max(0, event.asked - on_device - on_host)
 
     def _deferred(self, event: ev.RequestDeferred) -> None:
-        self._waiting[event.request] = self.ledger.tick
+        self._waiting[event.request] = self.ledger.tick, event.wall_ns
 
-    def _ticked(self, _event: ev.Ticked) -> None:
+    def _ticked(self, event: ev.Ticked) -> None:
         if self._waiting:
-            self._end_waits(BY_TIMEOUT)
+            self._end_waits(BY_TIMEOUT, event)
 
-    def _end_waits(self, how: str) -> None:
+    def _end_waits(self, how: str, event: OffloadingEvent) -> None:
         """Count waits that the event ended: those of requests that are not deferred any more."""
         deferred = self.ledger.deferred
         for request in [name for name in self._waiting if name not in deferred]:
-            ticks = self.ledger.tick - self._waiting.pop(request)
+            tick, wall_ns = self._waiting.pop(request)
+            ticks = self.ledger.tick - tick
             self._deferrals_ended[how] += 1
             self._deferral_ticks[ticks] += 1
+            # The wall clock may have been set back meanwhile.
+            self._deferral_seconds.observe(max(0, event.wall_ns - wall_ns) / 1e9)
 
     # Keys and blocks.
 
@@ -403,6 +431,8 @@ class Metrics:
 
     def _skipped(self, event: ev.StoreSkipped) -> None:
         self._skipped_blocks[event.reason] += len(event.keys)
+        if event.reason is SkipReason.POOL_FULL:
+            self._allocation_failures += max(1, len(event.owners))
         self._key_bytes += len(b"".join(event.keys))
 
     # Transfers.
@@ -413,6 +443,8 @@ class Metrics:
         record = self.ledger.transfers[event.seq]
         blocks = len(record.slots) * self.ledger.config.blocks_per_chunk
         self._flights[event.seq] = _Flight(self._stores, record, blocks, bool(event.source))
+        if not event.source:
+            self._allocations[len(record.slots)] += 1
 
     def _load_planned(self, event: ev.LoadPlanned) -> None:
         if event.voided:
@@ -441,7 +473,7 @@ class Metrics:
                 _complete(flight, event)
             self._count_end(flight, _outcome(flight))
         if self._waiting:
-            self._end_waits(BY_TRANSFER)
+            self._end_waits(BY_TRANSFER, event)
 
     def _reset(self, event: ev.CacheReset) -> None:
         for id, flight in list(self._flights.items()):
@@ -451,7 +483,7 @@ class Metrics:
             elif flight.record.epoch == event.epoch - 1:
                 flight.tally.abandoned += 1
         if self._waiting:
-            self._end_waits(BY_TRANSFER)
+            self._end_waits(BY_TRANSFER, event)
 
     def _restarted(self, _event: ev.Restarted) -> None:
         """Count all transfers and waits of the last process as cut off."""

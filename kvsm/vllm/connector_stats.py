@@ -1,8 +1,9 @@
 """kvsm's metrics in vLLM's log and at its metrics endpoint.
 
 Counters and histograms are sent as their growth since the last time, gauges as their value. The names are
-`vllm:kvsm_` and the name in `kvsm.explain.metric_table`. Two counters come from the workers: bytes copied,
-and time spent in copies. vLLM passes plain numbers from the engine to the process that exports them, and adds
+`vllm:kvsm_` and the name in `kvsm.explain.metric_table`; some values are exported once more, under the names
+of vLLM's own offload (`kvsm.explain.vllm_metric_names`). The workers count bytes and times of copies. vLLM
+passes plain numbers from the engine to the process that exports them, and adds
 them up on the way. So a histogram travels as growth: of each bucket, by its index, and of the sum. A
 Prometheus histogram accepts only single values, which `spread` computes.
 
@@ -13,6 +14,7 @@ A MultiConnector may have several connectors, but Prometheus allows each name on
 - A `RecordingSpec` has the metrics of its log under the same names, which vLLM registers when it starts. So
   the connector registers its own metrics later, when it exports the first numbers, under other names if these
   are taken.
+- The names of vLLM's own offload are left to an OffloadingConnector, if the engine has one.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorProm
 
 from kvsm.explain.metric_table import EXPORTED, FACTS, Metric
 from kvsm.explain.metrics import HistogramValue, Metrics, spread
+from kvsm.explain.vllm_metric_names import SHARED, USAGES, SharedMetric, Usage
 
 ADDED = frozenset(name for name, metric in EXPORTED.items() if metric.kind != "gauge")
 """The metrics whose numbers are growth. The others are current values."""
@@ -90,6 +93,22 @@ class KvsmStats(KVConnectorStats):
         return not self.data
 
 
+class Growth:
+    """Adds to statistics how much counters and histograms have grown since they were sent."""
+
+    def __init__(self) -> None:
+        self._sent: dict[Series, float] = {}
+
+    def add(self, stats: KvsmStats, values: Mapping[str, Any]) -> None:
+        """Add the growth of these metrics. values: as in `Metrics.values`, without gauges."""
+        for name, labels, value in _numbers(values):
+            series = (name, *labels)
+            more = value - self._sent.get(series, 0)
+            if more:
+                stats.count(name, labels, more)
+                self._sent[series] = value
+
+
 STATS_INTERVAL_S = 1.0
 """The shortest time between two statistics of a busy engine (s). vLLM asks for them in each step, but it logs
 a line every ten seconds, and Prometheus rarely scrapes more often than once a second."""
@@ -118,7 +137,7 @@ class StatsSource:
         self._due_at = 0.0
         self._pool = str(next(_POOLS))
         self._metrics, self._ledger = metrics, metrics.ledger
-        self._sent: dict[Series, float] = {}
+        self._growth = Growth()
         self._values: dict[str, Any] = {}
         """All values as they were last sent. They must be immutable."""
         self._sent_at = -1, (0, 0)
@@ -143,18 +162,12 @@ class StatsSource:
             self._facts = None
         before, values = self._values, {**self._metrics.values(), **self._metrics.gauges(), **self._beside()}
         self._values = values
-        changed = {
-            name: value for name, value in values.items() if name not in ADDED or value != before.get(name)
-        }
-        for name, labels, value in _numbers(changed):
-            if name in ADDED:
-                series = (name, *labels)
-                more = value - self._sent.get(series, 0)
-                if more:
-                    stats.count(name, labels, more)
-                    self._sent[series] = value
-            else:
-                stats.gauge(name, labels, self._pool, value)
+        self._growth.add(
+            stats,
+            {name: value for name, value in values.items() if name in ADDED and value != before.get(name)},
+        )
+        for name, labels, value in _numbers({name: values[name] for name in values if name not in ADDED}):
+            stats.gauge(name, labels, self._pool, value)
         return stats
 
 
@@ -201,44 +214,96 @@ class KvsmPromMetrics(KVConnectorPromMetrics):
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
         self._families: dict[str, Any] = {}
+        """Metric in `EXPORTED` -> what is registered for it."""
+        self._shared: dict[str, list[tuple[SharedMetric, Any]]] = defaultdict(list)
+        """The same metric -> the metrics with its values under the names of vLLM's own offload."""
+        self._usages: list[tuple[Usage, Any]] = []
         self._of_pools: dict[tuple[int, str, str], dict[str, float]] = {}
         """(engine, gauge, label values) -> host pool -> its last value."""
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         """Export the statistics that an engine has sent. transfer_stats_data: the data of a `KvsmStats`."""
         if not self._families:
-            self._families = {name: self._family(metric) for name, metric in EXPORTED.items()}
-        engine = self.per_engine_labelvalues[engine_idx]
+            self._register_all()
         for name, series in transfer_stats_data.items():
-            family, kind = self._families[name], EXPORTED[name].kind
-            if kind == "histogram":
-                for labels_of_series, number, times in histograms(name, series):
-                    for _ in range(times):
-                        family.labels(*engine, *labels_of_series).observe(number)
-                continue
-            for labels, value in series.items():
-                child = family.labels(*engine, *(labels.split(",") if labels else ()))
-                if kind == "counter":
-                    child.inc(value)
-                else:
-                    of_pools = self._of_pools.setdefault((engine_idx, name, labels), {})
-                    of_pools.update(value)
-                    child.set(sum(of_pools.values()))
+            values = [*self._values(engine_idx, name, series)]
+            self._export(engine_idx, self._families[name], EXPORTED[name], values)
+            for shared, family in self._shared[name]:
+                under = [(shared.labels(labels), value, times) for labels, value, times in values]
+                named = [(labels, value, times) for labels, value, times in under if labels is not None]
+                self._export(engine_idx, family, shared.metric, named)
+        if "capacity_blocks" in transfer_stats_data:
+            for usage, family in self._usages:
+                share = sum(self._total(engine_idx, "blocks", state.name) for state in usage.states) / max(
+                    1, self._total(engine_idx, "capacity_blocks", "")
+                )
+                self._export(engine_idx, family, usage.metric, [((), share, 1)])
 
-    def _family(self, metric: Metric) -> Any:
-        """Return the metric, registered here or by another engine of this process.
+    def _values(
+        self, engine_idx: int, name: str, series: Mapping[str, Any]
+    ) -> Iterator[tuple[Series, float, int]]:
+        """Yield what to export of a metric: (label values, value, how often to observe it)."""
+        kind = EXPORTED[name].kind
+        if kind == "histogram":
+            yield from histograms(name, series)
+            return
+        for labels, value in series.items():
+            if kind == "gauge":
+                self._of_pools.setdefault((engine_idx, name, labels), {}).update(value)
+                value = self._total(engine_idx, name, labels)
+            yield tuple(labels.split(",")) if labels else (), value, 1
 
-        A `RecordingSpec` may have taken the name; then the metric gets another one.
-        """
-        for name in (f"vllm:kvsm_{metric.name}", f"vllm:kvsm_connector_{metric.name}"):
+    def _total(self, engine_idx: int, name: str, labels: str) -> float:
+        """Return the sum of a gauge over the engine's host pools."""
+        return sum(self._of_pools.get((engine_idx, name, labels), {}).values())
+
+    def _export(
+        self, engine_idx: int, family: Any, metric: Metric, values: list[tuple[Series, float, int]]
+    ) -> None:
+        engine = self.per_engine_labelvalues[engine_idx]
+        for labels, value, times in values:
+            child = family.labels(*engine, *labels)
+            if metric.kind == "counter":
+                child.inc(value)
+            elif metric.kind == "gauge":
+                child.set(value)
+            else:
+                for _ in range(times):
+                    child.observe(value)
+
+    def _register_all(self) -> None:
+        """Register every metric. Counters and histograms begin at 0: a series that appears with its first
+        event would hide this event from a rate."""
+        for name, metric in EXPORTED.items():
+            # A `RecordingSpec` may have taken the first name.
+            family = self._family(metric, f"vllm:kvsm_{name}", f"vllm:kvsm_connector_{name}")
+            if family is None:
+                raise AssertionError(f"a metric that is not kvsm's has the name of {name}")
+            self._families[name] = family
+        for shared in SHARED:
+            if (family := self._family(shared.metric, f"vllm:{shared.metric.name}")) is not None:
+                self._shared[shared.own].append((shared, family))
+        for usage in USAGES:
+            if (family := self._family(usage.metric, f"vllm:{usage.metric.name}")) is not None:
+                self._usages.append((usage, family))
+
+    def _family(self, metric: Metric, *names: str) -> Any:
+        """Return the metric, registered here or by another engine of this process, under the first of these
+        names that is free; None if another connector has taken all of them."""
+        for name in names:
             try:
                 _REGISTERED[name] = self._register(metric, name)
             except ValueError:  # The name is taken.
                 # A later engine unregisters the metrics of earlier engines, so ours may be gone.
                 if _REGISTERED.get(name) not in REGISTRY._collector_to_names:
                     continue
-            return _REGISTERED[name]
-        raise AssertionError(f"a metric that is not kvsm's has the name of {metric.name}")
+            family = _REGISTERED[name]
+            if metric.kind != "gauge":
+                for engine in self.per_engine_labelvalues.values():
+                    for _, *labels in metric.series():
+                        family.labels(*engine, *labels)
+            return family
+        return None
 
     def _register(self, metric: Metric, name: str) -> Any:
         labels = [*self._labelnames, *metric.labels]

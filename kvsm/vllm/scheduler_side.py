@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from itertools import compress
+from time import perf_counter
 from typing import Any
 
 import msgspec
@@ -33,6 +34,7 @@ from kvsm.core.scheduler import (
     StoreMode,
 )
 from kvsm.events import Direction, OffloadConfig
+from kvsm.explain.metrics import SecondsHistogram
 from kvsm.ids import listed
 from kvsm.tiers import DEFER_TICKS, host_config
 from kvsm.vllm.connector_stats import KvsmStats, StatsSource
@@ -98,11 +100,12 @@ class SchedulerSide:
         parts = hand_overs(options, vllm_config, kv_cache_config, self._core.offloader, scheduler_config)
         self._outgoing, self._incoming, self._service = parts.outgoing, parts.incoming, parts.service
         self._lacks_hand_overs = parts.serves_without
+        self._lookups = SecondsHistogram("lookup_seconds")
         self._imports: list[ImportJob] = []
         """Copies from other engines' host pools that leave with the next step."""
         self._stats = StatsSource(
             self._core.metrics,
-            _facts(options, config),
+            _facts(options, config, scheduler_config, vllm_config.model_config.max_model_len),
             beside=self._counts_beside_events,
             busy=lambda: bool(self._scheduler.state.tracked),
         )
@@ -160,7 +163,9 @@ class SchedulerSide:
             self._take_hand_overs()
             if self._incoming.awaits(request.request_id):
                 return None, False
+        began = perf_counter()
         answer = self._scheduler.get_num_new_matched_tokens(request, num_computed_tokens)
+        self._lookups.observe(perf_counter() - began)
         return (0, False) if answer[0] and name in self._recomputing else answer
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
@@ -224,10 +229,10 @@ class SchedulerSide:
         return plan
 
     def _counts_beside_events(self) -> Mapping[str, Any]:
-        """Return the values of metrics that no event shows: `metric_table.SERVES_WITHOUT`, and `HAND_OVERS`
-        and `DISK` if this engine has hand-overs and a disk tier."""
+        """Return the values of metrics that no event shows: `metric_table.SERVES_WITHOUT` and `LOOKUPS`, and
+        `HAND_OVERS` and `DISK` if this engine has hand-overs and a disk tier."""
         without = {"disk": int(self._unused_place is not None), "hand_over": int(self._lacks_hand_overs)}
-        counts: dict[str, Any] = {"serves_without": without}
+        counts: dict[str, Any] = {"serves_without": without, "lookup_seconds": self._lookups.value()}
         if self._disk is not None:
             counts.update(self._disk.counts())
         if self._incoming is not None:
@@ -455,17 +460,31 @@ class SchedulerSide:
         self._core.close()
 
 
-def _facts(options: ConnectorOptions, config: OffloadConfig) -> Mapping[str, object]:
-    """Return the label values of the metric `config_info`."""
+def _facts(
+    options: ConnectorOptions, config: OffloadConfig, scheduler: SchedulerConfig, longest: int
+) -> Mapping[str, object]:
+    """Return the label values of the metric `config_info`. longest: most tokens of a request."""
     slot_bytes = config.block_bytes * config.blocks_per_chunk * config.workers
     return {
         "cpu_num_chunks": config.host_blocks,
         "cpu_blocks_per_chunk": config.blocks_per_chunk,
         "cpu_kv_cache_size_bytes": config.host_blocks * slot_bytes,
+        "cpu_kv_cache_size_tokens": _tokens_on_host(config, scheduler, longest),
         "policy": options.policy,
         "store": options.store,
         "last_step": options.last_step,
     }
+
+
+def _tokens_on_host(config: OffloadConfig, scheduler: SchedulerConfig, longest: int) -> int:
+    """Return the tokens that the host holds for requests of the most tokens, as vLLM's offload counts them: a
+    sliding window needs the slots of its window only."""
+    slots = 0
+    for group in scheduler.groups:
+        slot_tokens = group.block_tokens * config.blocks_per_chunk
+        needed = longest - group.first_needed_token(longest)
+        slots += -(-needed // slot_tokens)
+    return config.host_blocks * longest // slots
 
 
 def _publisher(vllm_config: Any) -> Publisher | None:

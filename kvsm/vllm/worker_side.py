@@ -17,14 +17,15 @@ from vllm.logger import init_logger
 from kvsm.copies import VerifyingCopyEngine
 from kvsm.copies.checksums import BlockChecksums
 from kvsm.copies.host_pools.pool_file import remove_dead_pools
-from kvsm.copies.worker import Worker, WorkerStatistics
+from kvsm.copies.worker import Worker
 from kvsm.core.plan import WorkerReport, failed_reports
 from kvsm.errors import ConfigError, UnusableFiles
+from kvsm.explain.metrics import histogram
 from kvsm.tiers.disk import FlushPolicy
 from kvsm.tiers.hand_over.imports import PoolImports
 from kvsm.tiers.hand_over.peer_messages import pool_path
 from kvsm.vllm.canonical_layout import CanonicalRows, canonical_rows, layers_of_connector
-from kvsm.vllm.connector_stats import KvsmStats
+from kvsm.vllm.connector_stats import Growth, KvsmStats
 from kvsm.vllm.disk_files import disk_place
 from kvsm.vllm.extra_config import ConnectorOptions
 from kvsm.vllm.hand_overs import usable_directory
@@ -93,7 +94,7 @@ class WorkerSide:
         """The same for copies of the disk tier."""
         self.clock: Callable[[], float] = time.monotonic
         self.pause: Callable[[float], None] = time.sleep
-        self._sent: WorkerStatistics | None = None
+        self._growth = Growth()
         self._ended_when_sent = 0
 
     def register_kv_caches(self, kv_caches: Mapping[str, Any]) -> None:
@@ -252,13 +253,15 @@ class WorkerSide:
         """Return bytes and seconds of copies since the last call; None if no copy has ended."""
         if self._worker is None or self._worker.ended == self._ended_when_sent:
             return None
-        now, before = self._worker.statistics(), self._sent
-        self._sent, self._ended_when_sent = now, self._worker.ended
-        stats = KvsmStats()
-        for name in ("store", "load"):
-            total, sent = getattr(now, name), getattr(before, name, None)
-            stats.count("copied_bytes", (name,), total.bytes - (sent.bytes if sent else 0))
-            stats.count("copy_seconds", (name,), total.seconds - (sent.seconds if sent else 0.0))
+        self._ended_when_sent = self._worker.ended
+        now, stats = self._worker.statistics(), KvsmStats()
+        sizes = {"store": now.store_sizes, "load": now.load_sizes}
+        values = {
+            "copied_bytes": {"store": now.store.bytes, "load": now.load.bytes},
+            "copy_seconds": {"store": now.store.seconds, "load": now.load.seconds},
+            "copy_bytes": {way: histogram("copy_bytes", of_way) for way, of_way in sizes.items()},
+        }
+        self._growth.add(stats, values)
         return None if stats.is_empty() else stats
 
     def shutdown(self) -> None:
@@ -285,7 +288,8 @@ class WorkerSide:
         if directory is not None:
             pool = self._copies.pool
             self._imports = PoolImports(self._rank, directory, pool.blocks, self._took_over)
-        self._worker, self._sent, self._ended_when_sent = Worker(self._rank, self._copies.engine), None, 0
+        self._worker, self._growth = Worker(self._rank, self._copies.engine), Growth()
+        self._ended_when_sent = 0
         self._disk = self._make_disk(self._copies)
         shared = "" if self._sharing is None else f", in a pool that {self._ranks} ranks share"
         log.info("kvsm: rank %d has %d host blocks%s", self._rank, host_blocks, shared)

@@ -31,6 +31,7 @@ from kvsm.errors import LogWriteFailed
 from kvsm.events import OffloadConfig, OffloadingEvent, RejectReason, Restarted, SkipReason
 from kvsm.explain.metric_table import EXPORTED, METRICS, Metric
 from kvsm.explain.metrics import HistogramValue, Metrics, gauges, spread
+from kvsm.explain.vllm_metric_names import SHARED, USAGES
 
 PAGE = ROOT / "docs" / "metrics.md"
 
@@ -403,7 +404,8 @@ def test_key_bytes_are_those_of_the_keys_in_the_log() -> None:
 
 def test_page_shows_every_metric() -> None:
     """The tables in docs/metrics.md: copy a row from the failure."""
-    rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| `")]
+    page = PAGE.read_text().partition("## Under the names of vLLM's own offload")[0]
+    rows = [line for line in page.splitlines() if line.startswith("| `")]
     in_vllm = [metric for name, metric in EXPORTED.items() if name not in {one.name for one in METRICS}]
     assert rows == [
         "| `{}` | {} | {} | {} |".format(
@@ -417,6 +419,39 @@ def test_page_shows_every_metric() -> None:
         )
         for metric in (*METRICS, *in_vllm)
     ]
+
+
+def test_page_shows_every_name_of_vllms_offload() -> None:
+    """The last table in docs/metrics.md: copy a row from the failure."""
+    page = PAGE.read_text().partition("## Under the names of vLLM's own offload")[2]
+    rows = [line for line in page.splitlines() if line.startswith("| `")]
+    found = [(one.metric, one.own) for one in SHARED] + [(one.metric, "blocks") for one in USAGES]
+    assert rows == [
+        f"| `{metric.name}` | {metric.kind} | {', '.join(metric.labels)} | `{own}` | {metric.help} |"
+        for metric, own in found
+    ]
+
+
+def test_a_wait_is_measured_in_seconds_of_the_log() -> None:
+    now = 0
+    core = Offloader(OffloadConfig(host_blocks=8, device_blocks=8), clock_ns=lambda: now)
+    metrics = Metrics.attached_to(core)
+    transfer = begin_store(core, "a", keys(1))
+    core.arrive("b")
+    core.defer("b", transfer)
+    now += 300_000_000
+    core.complete_store(transfer, 0)
+    waited = metrics.values()["deferral_seconds"]
+    assert (waited.count, waited.sum) == (1, pytest.approx(0.3))
+
+
+def test_an_offer_without_room_is_an_allocation_failure_for_each_request() -> None:
+    core, metrics = metered(host_blocks=2)
+    core.store((("a", 2), ("b", 2)), keys(4), [0, 1, 2, 3])
+    values = metrics.values()
+    assert values["allocation_failures"] == 1
+    assert values["blocks_skipped"]["pool full"] == 2
+    assert (values["allocation_blocks"].count, values["allocation_blocks"].sum) == (1, 2)
 
 
 @settings(max_examples=examples(60))

@@ -126,11 +126,11 @@ def post(address: str, path: str) -> dict[str, Any]:
 
 
 def metrics(address: str) -> dict[str, float]:
-    """kvsm's metrics, summed over their labels."""
+    """kvsm's metrics, also under the names of vLLM's offload, summed over their labels."""
     found: dict[str, float] = {}
     with urllib.request.urlopen(f"{address}/metrics", timeout=60) as answer:
         for line in answer.read().decode().splitlines():
-            if line.startswith("vllm:kvsm_"):
+            if line.startswith(("vllm:kvsm_", "vllm:kv_offload_")):
                 name = line.partition("{")[0]
                 found[name] = found.get(name, 0) + float(line.rpartition(" ")[2])
     return found
@@ -212,6 +212,8 @@ def test_a_server_from_start_to_end(tmp_path: Path) -> None:
         exported = metrics(address)
         for what in ("blocks_stored_total", "blocks_loaded_total", "resident_blocks"):
             assert exported[f"vllm:kvsm_{what}"] > 0, what
+        copied = exported["vllm:kv_offload_load_bytes_total"] + exported["vllm:kv_offload_store_bytes_total"]
+        assert copied == exported["vllm:kvsm_copied_bytes_total"] > 0
 
         assert asyncio.run(ask_and_leave(address, NUMBERS)) > 0
         assert asyncio.run(ask_together(address, NUMBERS)) == right
