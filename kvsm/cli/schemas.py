@@ -19,6 +19,7 @@ from kvsm.cli.query import ListedQuery, QueryAnswer
 from kvsm.cli.replay import ReplayAnswer
 from kvsm.cli.repro import ReproAnswer
 from kvsm.cli.show import ShowAnswer
+from kvsm.cli.spans import SpansAnswer
 from kvsm.cli.tail import TailAnswer
 from kvsm.cli.timeline import TimelineAnswer
 from kvsm.cli.verify import VerifyAnswer
@@ -43,6 +44,7 @@ SCHEMAS: dict[str, type] = {
     "kvsm.show/1": ShowAnswer,
     "kvsm.query/1": QueryAnswer,
     "kvsm.query-list/1": ListedQuery,
+    "kvsm.spans/1": SpansAnswer,
     "kvsm.export/1": ExportAnswer,
     "kvsm.redact/1": RedactAnswer,
     "kvsm.tail/1": TailAnswer,

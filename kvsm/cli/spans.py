@@ -1,0 +1,107 @@
+"""`kvsm spans`: send the requests of a log to a collector of OpenTelemetry traces. It needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from kvsm.cli.log_answers import leave
+from kvsm.cli.log_options import json_option, log_argument, trust_options, window_options
+from kvsm.cli.opened_tables import opened_log
+from kvsm.cli.output import Command, complain, say, say_json
+from kvsm.core.log import LogReader
+from kvsm.explain.spans import Span, open_requests, request_spans
+from kvsm.explain.story.window import LogPoint
+
+
+class SpansAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", tag="kvsm.spans/1"):
+    """What `kvsm spans --json` prints: what was sent.
+
+    log: its directory. endpoint: the collector's URL.
+    requests: requests that were sent, each as one trace. spans: their spans.
+    not_ended: requests that have not ended where the log ends. They have no spans yet.
+    """
+
+    log: str
+    endpoint: str
+    requests: int
+    spans: int
+    not_ended: int
+
+
+@click.command(cls=Command)
+@log_argument()
+@click.option(
+    "--endpoint",
+    metavar="URL",
+    envvar=["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"],
+    default="http://localhost:4318",
+    show_default=True,
+    show_envvar=True,
+    help="The collector, which speaks OTLP over HTTP. /v1/traces is added to a URL without a path.",
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=10.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long the collector may take for 512 spans.",
+)
+@window_options
+@trust_options
+@json_option
+def spans(
+    log: Path,
+    endpoint: str,
+    timeout_s: float,
+    since: LogPoint | None,
+    until: LogPoint | None,
+    as_json: bool,
+    **trust: Any,
+) -> None:
+    """Send the requests of LOG to a collector of OpenTelemetry traces.
+
+    Each request that has ended becomes a trace: a span with its lookups, and a child span for each wait, load
+    and store. The attribute kvsm.why holds the answer of `kvsm why`. With --since and --until, the requests
+    that ended between them are sent. Ids follow from LOG, so sending twice replaces spans instead of adding
+    to them. The extra kvsm[otel] is needed.
+
+    \b
+    Examples:
+      kvsm spans kvsm-log --endpoint http://localhost:4318
+      OTEL_EXPORTER_OTLP_HEADERS=api-key=KEY kvsm spans LOG --endpoint https://collector/v1/traces
+
+    Exits with 2 if the collector does not take the spans, and with 1 if LOG is damaged or lacks events.
+    """
+    from kvsm.explain.otel_export import collector, send, traces_url
+
+    exporter, url = collector(endpoint, timeout_s), traces_url(endpoint)
+    with opened_log(log, **trust) as opened:
+        requests = 0
+
+        def found() -> Iterator[Span]:
+            nonlocal requests
+            for trace in request_spans(opened, opened.window(since, until)):
+                requests += 1
+                yield from trace
+
+        run = LogReader(log).head.run.hex()
+        sent = send(found(), exporter, run, url)
+        waiting = open_requests(opened)
+        if as_json:
+            say_json(
+                SpansAnswer(log=str(log), endpoint=url, requests=requests, spans=sent, not_ended=waiting)
+            )
+        else:
+            say(f"sent {requests:,} requests as {sent:,} spans to {url}")
+            if waiting:
+                say(f"{waiting:,} requests have not ended, and were not sent")
+        if opened.stopped is not None:
+            complain(f"{opened.stopped}; the spans are of what comes before")
+        leave(opened.condition, good=opened.stopped is None)

@@ -1,0 +1,133 @@
+"""Send spans to a collector by OTLP over HTTP: `pip install 'kvsm[otel]'`."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.metadata import version
+from itertools import islice
+from urllib.parse import urlsplit, urlunsplit
+
+from kvsm.errors import ConfigError
+from kvsm.explain.spans import Span
+
+try:
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import Event, ReadableSpan
+    from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+    from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
+except ImportError as error:
+    raise ConfigError(
+        f"spans need OpenTelemetry, which is not installed ({error}); pip install 'kvsm[otel]'"
+    ) from error
+
+BATCH_SPANS = 512
+"""Spans in one message, as many as OpenTelemetry's own processor sends."""
+
+TRACES_PATH = "/v1/traces"
+"""The path of a collector's OTLP endpoint."""
+
+
+def collector(endpoint: str, timeout_s: float) -> SpanExporter:
+    """Return an exporter to this collector. Headers and TLS follow OpenTelemetry's environment variables.
+
+    endpoint: a URL; without a path, that of OTLP is added. timeout_s: how long one batch may take.
+
+    Raises `ConfigError` if the endpoint is no URL of HTTP.
+    """
+    return OTLPSpanExporter(endpoint=traces_url(endpoint), timeout=timeout_s)
+
+
+def traces_url(endpoint: str) -> str:
+    """Return the URL to which spans are sent. Raises `ConfigError` if the endpoint is no URL of HTTP."""
+    parts = urlsplit(endpoint)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"--endpoint is {endpoint!r}; it must be a URL such as http://localhost:4318")
+    return urlunsplit(parts._replace(path=TRACES_PATH)) if parts.path in ("", "/") else endpoint
+
+
+def send(spans: Iterable[Span], exporter: SpanExporter, run: str, to: str) -> int:
+    """Send spans in batches of `BATCH_SPANS`, and return how many there were.
+
+    run: the id of the log's run. to: the URL of the collector, for errors.
+
+    Raises `ConfigError` if the collector does not take a batch; the batches before it were taken.
+    """
+    resource = Resource.create({"service.name": "kvsm", "service.instance.id": run})
+    scope, sent = InstrumentationScope("kvsm", version("kvsm")), 0
+    for batch in _batches(spans):
+        with _Reasons() as reasons:
+            taken = exporter.export([_readable(span, resource, scope) for span in batch])
+        if taken is not SpanExportResult.SUCCESS:
+            raise ConfigError(
+                f"{to} did not take the spans: {_unreachable(to) or reasons.first}; {sent:,} spans were sent "
+                "before. Repeat the command when it answers: the ids of spans stay the same"
+            )
+        sent += len(batch)
+    return sent
+
+
+def _unreachable(url: str) -> str | None:
+    """Return why no connection to the collector can be made; None: it can be made."""
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        socket.create_connection((parts.hostname or "", port), timeout=1).close()
+    except OSError as error:
+        return f"nothing answers there ({error.strerror or error})"
+    return None
+
+
+def _batches(spans: Iterable[Span]) -> Iterator[Sequence[Span]]:
+    found = iter(spans)
+    while batch := list(islice(found, BATCH_SPANS)):
+        yield batch
+
+
+def _readable(span: Span, resource: Resource, scope: InstrumentationScope) -> ReadableSpan:
+    parent = None if span.parent_id is None else _context(span.trace_id, span.parent_id)
+    return ReadableSpan(
+        name=span.name,
+        context=_context(span.trace_id, span.span_id),
+        parent=parent,
+        resource=resource,
+        attributes=span.attributes,
+        events=[Event(event.name, event.attributes, event.at_ns) for event in span.events],
+        kind=SpanKind.INTERNAL,
+        instrumentation_scope=scope,
+        status=Status() if span.error is None else Status(StatusCode.ERROR, span.error),
+        start_time=span.start_ns,
+        end_time=span.end_ns,
+    )
+
+
+def _context(trace_id: int, span_id: int) -> SpanContext:
+    return SpanContext(trace_id, span_id, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
+
+
+class _Reasons(logging.Handler):
+    """Keeps what OpenTelemetry logs of a failed export: it returns no reason, and it would print it.
+
+    first: the first message, which has the cause; None: there was none.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.first: str | None = None
+        self._logger = logging.getLogger("opentelemetry.exporter.otlp")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep the first message, without what is said of the retry."""
+        self.first = self.first or record.getMessage().partition(" encountered while")[0]
+
+    def __enter__(self) -> _Reasons:
+        self._propagate, self._logger.propagate = self._logger.propagate, False
+        self._logger.addHandler(self)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._logger.removeHandler(self)
+        self._logger.propagate = self._propagate
