@@ -14,7 +14,7 @@ from kvsm.cli.log_options import json_option, log_argument, trust_options, windo
 from kvsm.cli.opened_tables import opened_log
 from kvsm.cli.output import Command, complain, say, say_json
 from kvsm.core.log import LogReader
-from kvsm.explain.spans import Span, open_requests, request_spans
+from kvsm.explain.spans import TraceSpan, open_requests, request_spans
 from kvsm.explain.story.window import LogPoint
 
 
@@ -85,7 +85,7 @@ def spans(
     with opened_log(log, **trust) as opened:
         requests = 0
 
-        def found() -> Iterator[Span]:
+        def found() -> Iterator[TraceSpan]:
             nonlocal requests
             for trace in request_spans(opened, opened.window(since, until)):
                 requests += 1

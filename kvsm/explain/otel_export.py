@@ -10,7 +10,7 @@ from itertools import islice
 from urllib.parse import urlsplit, urlunsplit
 
 from kvsm.errors import ConfigError
-from kvsm.explain.spans import Span
+from kvsm.explain.spans import TraceSpan
 
 try:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -49,7 +49,7 @@ def traces_url(endpoint: str) -> str:
     return urlunsplit(parts._replace(path=TRACES_PATH)) if parts.path in ("", "/") else endpoint
 
 
-def send(spans: Iterable[Span], exporter: SpanExporter, run: str, to: str) -> int:
+def send(spans: Iterable[TraceSpan], exporter: SpanExporter, run: str, to: str) -> int:
     """Send spans in batches of `BATCH_SPANS`, and return how many there were.
 
     run: the id of the log's run. to: the URL of the collector, for errors.
@@ -60,7 +60,10 @@ def send(spans: Iterable[Span], exporter: SpanExporter, run: str, to: str) -> in
     scope, sent = InstrumentationScope("kvsm", version("kvsm")), 0
     for batch in _batches(spans):
         with _Reasons() as reasons:
-            taken = exporter.export([_readable(span, resource, scope) for span in batch])
+            try:
+                taken = exporter.export([_readable(span, resource, scope) for span in batch])
+            except OSError as error:  # Older exporters raise it if there is no connection.
+                taken, reasons.first = SpanExportResult.FAILURE, str(error)
         if taken is not SpanExportResult.SUCCESS:
             raise ConfigError(
                 f"{to} did not take the spans: {_unreachable(to) or reasons.first}; {sent:,} spans were sent "
@@ -81,13 +84,13 @@ def _unreachable(url: str) -> str | None:
     return None
 
 
-def _batches(spans: Iterable[Span]) -> Iterator[Sequence[Span]]:
+def _batches(spans: Iterable[TraceSpan]) -> Iterator[Sequence[TraceSpan]]:
     found = iter(spans)
     while batch := list(islice(found, BATCH_SPANS)):
         yield batch
 
 
-def _readable(span: Span, resource: Resource, scope: InstrumentationScope) -> ReadableSpan:
+def _readable(span: TraceSpan, resource: Resource, scope: InstrumentationScope) -> ReadableSpan:
     parent = None if span.parent_id is None else _context(span.trace_id, span.parent_id)
     return ReadableSpan(
         name=span.name,

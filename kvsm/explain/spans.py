@@ -44,7 +44,7 @@ class SpanEvent(NamedTuple):
     attributes: Attributes
 
 
-class Span(msgspec.Struct, frozen=True, kw_only=True):
+class TraceSpan(msgspec.Struct, frozen=True, kw_only=True):
     """A span, as OpenTelemetry has it.
 
     trace_id, span_id: never 0.
@@ -64,7 +64,7 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
 
 
-def request_spans(log: OpenedLog, window: Window = EVERYTHING) -> Iterator[list[Span]]:
+def request_spans(log: OpenedLog, window: Window = EVERYTHING) -> Iterator[list[TraceSpan]]:
     """Yield the spans of each request that ended in the window: the request's own span first.
 
     A request that has not ended has no spans yet.
@@ -92,7 +92,7 @@ class _Trace:
         self._trace_id = _id(self._seed, 16)
         self._root_id = _id(self._seed + b"request", 8)
 
-    def spans(self) -> list[Span]:
+    def spans(self) -> list[TraceSpan]:
         """Return the request's span and its child spans."""
         life, within = self._life, (self._life.request, *self._window)
         lookups = list(self._log.lookups("request = ? AND event >= ? AND event <= ?", within))
@@ -116,7 +116,7 @@ class _Trace:
         moments = [event.at_ns for event in events]
         # In a gap of the log, a beginning has no time.
         start = life.arrived_ns or min([*moments, life.finished_ns or 0])
-        root = Span(
+        root = TraceSpan(
             name=REQUEST,
             trace_id=self._trace_id,
             span_id=self._root_id,
@@ -181,7 +181,7 @@ class _Trace:
         attributes = {"kvsm.event": row.ended, "kvsm.transfer": row.transfer, "kvsm.slots": row.slots}
         return SpanEvent(LOADED, at_ns, _known(attributes))
 
-    def _wait(self, stay: RequestStateRow) -> Span | None:
+    def _wait(self, stay: RequestStateRow) -> TraceSpan | None:
         """Return the span of a wait for another request's copy; None if a time is not in the log."""
         if stay.began_ns is None or stay.ended_ns is None:
             return None
@@ -198,7 +198,7 @@ class _Trace:
         )
         return self._child(WAIT, stay.began, stay.began_ns, stay.ended_ns, attributes, None)
 
-    def _transfer(self, row: TransferRow) -> Span | None:
+    def _transfer(self, row: TransferRow) -> TraceSpan | None:
         """Return the span of a load or store, from the plan to the last report; None without both times."""
         if row.wall_ns is None or row.ended_ns is None:
             return None
@@ -222,9 +222,9 @@ class _Trace:
 
     def _child(
         self, name: str, event: int, start_ns: int, end_ns: int, attributes: Attributes, error: str | None
-    ) -> Span:
+    ) -> TraceSpan:
         """Return a child of the request's span. event: the number of the event with which it begins."""
-        return Span(
+        return TraceSpan(
             name=name,
             trace_id=self._trace_id,
             span_id=_id(self._seed + name.encode() + event.to_bytes(8, "big"), 8),

@@ -19,6 +19,7 @@ from click.testing import CliRunner
 from comparisons import comparison
 from json_schemas import file_name
 from lamps import Lamps, lamps, without_invariants
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from places import ROOT
 from planted_bugs import free_slots_under_copies
 from replay_life import after_reset, scene, story_life, written
@@ -56,6 +57,7 @@ ANSWERS: Mapping[str, Sequence[str]] = {
     "kvsm.show/1": ("show LOG --json --block 0", "show LOG --json --transfer 3"),
     "kvsm.query/1": ("query LOG 'SELECT * FROM lookups' --json", "query LOG --named long-waits --json"),
     "kvsm.query-list/1": ("query --list --json",),
+    "kvsm.spans/1": ("spans LOG --json",),
     "kvsm.export/1": ("export LOG --parquet NEW --json",),
     "kvsm.redact/1": ("export LOG --redact NEW --json",),
     "kvsm.tail/1": ("tail LOG --json", "tail LOG --json --no-follow -n 1"),
@@ -177,6 +179,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     )
     clean = museum.search.SearchResult(id=museum.search.CLEAN)
     monkeypatch.setattr("kvsm.cli.museum.search_all", lambda *_, **__: [found, clean])
+    monkeypatch.setattr("kvsm.explain.otel_export.collector", lambda *_: InMemorySpanExporter())
     monkeypatch.setattr("kvsm.cli.vllm.check_installation", lambda *_: INSTALLED)
     monkeypatch.setattr("kvsm.cli.vllm.compare", lambda *_, **__: comparison())
     monkeypatch.setattr(import_module("kvsm.cli.vllm_fuzz").Hunt, "run", lambda *_, **__: hunted())

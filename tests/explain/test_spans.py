@@ -28,7 +28,7 @@ from kvsm.errors import ConfigError
 from kvsm.events import OffloadConfig
 from kvsm.explain import otel_export
 from kvsm.explain.otel_export import BATCH_SPANS, send, traces_url
-from kvsm.explain.spans import Span, request_spans
+from kvsm.explain.spans import TraceSpan, request_spans
 from kvsm.explain.story.window import EVERYTHING, Window
 from kvsm.explain.why.causes import Inquiry
 from kvsm.explain.why.questions import explain_request
@@ -163,10 +163,10 @@ class _Slow(SpanExporter):
     def __init__(self) -> None:
         self.made, self.batches = 0, list[tuple[int, int]]()
 
-    def spans(self, count: int) -> Iterator[Span]:
+    def spans(self, count: int) -> Iterator[TraceSpan]:
         for number in range(count):
             self.made += 1
-            yield Span(
+            yield TraceSpan(
                 name="kvsm.request",
                 trace_id=number + 1,
                 span_id=number + 1,
