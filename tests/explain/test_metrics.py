@@ -422,9 +422,9 @@ def test_page_shows_every_metric() -> None:
 
 
 def test_page_shows_every_name_of_vllms_offload() -> None:
-    """The last table in docs/metrics.md: copy a row from the failure."""
+    """The third table in docs/metrics.md: copy a row from the failure."""
     page = PAGE.read_text().partition("## Under the names of vLLM's own offload")[2]
-    rows = [line for line in page.splitlines() if line.startswith("| `")]
+    rows = [line for line in page.splitlines() if line.startswith("| `kv_offload_")]
     found = [(one.metric, one.own) for one in SHARED] + [(one.metric, "blocks") for one in USAGES]
     assert rows == [
         f"| `{metric.name}` | {metric.kind} | {', '.join(metric.labels)} | `{own}` | {metric.help} |"
