@@ -38,11 +38,9 @@ class SpansAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema",
 @click.option(
     "--endpoint",
     metavar="URL",
-    envvar=["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"],
-    default="http://localhost:4318",
-    show_default=True,
-    show_envvar=True,
-    help="The collector, which speaks OTLP over HTTP. /v1/traces is added to a URL without a path.",
+    help="The collector, which speaks OTLP over HTTP. /v1/traces is added to a URL without a path.  "
+    "[default: OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT, else "
+    "http://localhost:4318]",
 )
 @click.option(
     "--timeout",
@@ -58,7 +56,7 @@ class SpansAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema",
 @json_option
 def spans(
     log: Path,
-    endpoint: str,
+    endpoint: str | None,
     timeout_s: float,
     since: LogPoint | None,
     until: LogPoint | None,
@@ -69,8 +67,8 @@ def spans(
 
     Each request that has ended becomes a trace: a span with its lookups, and a child span for each wait, load
     and store. The attribute kvsm.why holds the answer of `kvsm why`. With --since and --until, the requests
-    that ended between them are sent. Ids follow from LOG, so sending twice replaces spans instead of adding
-    to them. The extra kvsm[otel] is needed.
+    that ended between them are sent. Ids follow from LOG: a span that is sent twice has the same id. The
+    extra kvsm[otel] is needed.
 
     \b
     Examples:
@@ -81,7 +79,8 @@ def spans(
     """
     from kvsm.explain.otel_export import collector, send, traces_url
 
-    exporter, url = collector(endpoint, timeout_s), traces_url(endpoint)
+    url = traces_url(endpoint)
+    exporter = collector(url, timeout_s)
     with opened_log(log, **trust) as opened:
         requests = 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import version
@@ -30,22 +31,37 @@ BATCH_SPANS = 512
 TRACES_PATH = "/v1/traces"
 """The path of a collector's OTLP endpoint."""
 
+LOCAL = "http://localhost:4318"
+"""A collector on this machine, at its usual port."""
 
-def collector(endpoint: str, timeout_s: float) -> SpanExporter:
-    """Return an exporter to this collector. Headers and TLS follow OpenTelemetry's environment variables.
 
-    endpoint: a URL; without a path, that of OTLP is added. timeout_s: how long one batch may take.
+def collector(url: str, timeout_s: float) -> SpanExporter:
+    """Return an exporter to this URL. Headers and TLS follow OpenTelemetry's environment variables.
 
-    Raises `ConfigError` if the endpoint is no URL of HTTP.
+    timeout_s: how long one batch may take.
     """
-    return OTLPSpanExporter(endpoint=traces_url(endpoint), timeout=timeout_s)
+    return OTLPSpanExporter(endpoint=url, timeout=timeout_s)
 
 
-def traces_url(endpoint: str) -> str:
-    """Return the URL to which spans are sent. Raises `ConfigError` if the endpoint is no URL of HTTP."""
+def traces_url(endpoint: str | None) -> str:
+    """Return the URL to which spans are sent.
+
+    endpoint: a URL; without a path, that of OTLP is added. None: OpenTelemetry's environment variables name
+        it, or it is this machine.
+
+    Raises `ConfigError` if that is no URL of HTTP.
+    """
+    name, base = "--endpoint", os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+    if endpoint is None and (whole := os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")):
+        name, endpoint = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", whole
+    elif endpoint is None and base:
+        # For all signals: each adds its own path, also to a path.
+        name, endpoint = "OTEL_EXPORTER_OTLP_ENDPOINT", base.rstrip("/") + TRACES_PATH
+    elif endpoint is None:
+        endpoint = LOCAL
     parts = urlsplit(endpoint)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"--endpoint is {endpoint!r}; it must be a URL such as http://localhost:4318")
+        raise ConfigError(f"{name} is {endpoint!r}; it must be a URL such as {LOCAL}")
     return urlunsplit(parts._replace(path=TRACES_PATH)) if parts.path in ("", "/") else endpoint
 
 

@@ -4,8 +4,8 @@ A request that is over has one span, with the events of its lookups (asked, hit,
 span for each of its waits, loads and stores. All texts are those of `kvsm why`. Requests are read one after
 another from the tables of the log, so memory does not grow with the log.
 
-The ids follow from the run, the request and the event: the same log gives the same ids each time, so a second
-export replaces the spans of the first one instead of adding to them.
+The ids follow from the run, the request and the event: the same log gives the same ids each time. A collector
+that knows spans by their ids has each only once, also after a second export.
 """
 
 from __future__ import annotations

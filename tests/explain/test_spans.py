@@ -254,6 +254,18 @@ def test_a_path_of_ones_own_is_kept() -> None:
     assert traces_url("https://host/otlp/v1/traces") == "https://host/otlp/v1/traces"
 
 
+def test_without_an_endpoint_the_environment_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As OpenTelemetry defines it: the variable for all signals is a base, to which each adds its path."""
+    for name in ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"):
+        monkeypatch.delenv(name, raising=False)
+    assert traces_url(None) == "http://localhost:4318/v1/traces"
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "https://host/otlp")
+    assert traces_url(None) == "https://host/otlp/v1/traces"
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "https://host/other")
+    assert traces_url(None) == "https://host/other"
+    assert traces_url("http://given") == "http://given/v1/traces"
+
+
 def test_without_the_extra_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "opentelemetry"]:
         monkeypatch.setitem(sys.modules, name, None)
