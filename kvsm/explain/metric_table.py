@@ -90,8 +90,8 @@ METRICS = (
     Metric(
         "allocation_failures",
         "counter",
-        "Offers of a request for some blocks of which the host pool had no room. An offer that is repeated "
-        "counts once.",
+        "Offers that found no room on the host for some or all of their blocks, one for each request. A "
+        "repeated offer counts once.",
     ),
     Metric("keys_recalled", "counter", "Keys offered that the policy remembers evicting (ghost hits)."),
     Metric("key_bytes", "counter", "Bytes of the keys in events."),
@@ -172,7 +172,7 @@ METRICS = (
     Metric(
         "allocation_blocks",
         "histogram",
-        "Blocks of a planned store from the device. What found no room is not among them.",
+        "Blocks of each planned store from the device, without blocks that found no room.",
         {},
         _ALLOCATION_BLOCKS,
     ),
@@ -180,8 +180,8 @@ METRICS = (
     Metric(
         "deferral_seconds",
         "histogram",
-        "Seconds of wall time that a request waited for a transfer. A wait that its process cut off is not "
-        "among them.",
+        "Seconds of wall time that a request waited for a transfer. A wait that ended with its process is "
+        "not counted.",
         {},
         _DEFERRAL_SECONDS,
     ),

@@ -88,7 +88,7 @@ SHARED = (
     _shared(
         "allocation_failure",
         "allocation_failures",
-        "Offers of a request for some blocks of which the host pool had no room.",
+        "Offers that found no room on the host for some or all of their blocks.",
     ),
     _shared("cpu_allocation_size", "allocation_blocks", "Host slots of a planned store from the device."),
     _shared(
