@@ -3,9 +3,9 @@
 Counters and histograms are sent as their growth since the last time, gauges as their value. The names are
 `vllm:kvsm_` and the name in `kvsm.explain.metric_table`; some values are exported once more, under the names
 of vLLM's own offload (`kvsm.explain.vllm_metric_names`). The workers count bytes and times of copies. vLLM
-passes plain numbers from the engine to the process that exports them, and adds
-them up on the way. So a histogram travels as growth: of each bucket, by its index, and of the sum. A
-Prometheus histogram accepts only single values, which `spread` computes.
+passes plain numbers from the engine to the process that exports them, and adds them up on the way. So a
+histogram travels as growth: of each bucket, by its index, and of the sum. A Prometheus histogram accepts only
+single values, which `spread` computes.
 
 A MultiConnector may have several connectors, but Prometheus allows each name only once:
 
@@ -234,9 +234,8 @@ class KvsmPromMetrics(KVConnectorPromMetrics):
                 self._export(engine_idx, family, shared.metric, named)
         if "capacity_blocks" in transfer_stats_data:
             for usage, family in self._usages:
-                share = sum(self._total(engine_idx, "blocks", state.name) for state in usage.states) / max(
-                    1, self._total(engine_idx, "capacity_blocks", "")
-                )
+                used = sum(self._total(engine_idx, "blocks", state.name) for state in usage.states)
+                share = used / self._total(engine_idx, "capacity_blocks", "")
                 self._export(engine_idx, family, usage.metric, [((), share, 1)])
 
     def _values(

@@ -469,21 +469,20 @@ def _facts(
         "cpu_num_chunks": config.host_blocks,
         "cpu_blocks_per_chunk": config.blocks_per_chunk,
         "cpu_kv_cache_size_bytes": config.host_blocks * slot_bytes,
-        "cpu_kv_cache_size_tokens": _tokens_on_host(config, scheduler, longest),
+        "cpu_kv_cache_size_tokens": tokens_on_host(config, scheduler.groups, longest),
         "policy": options.policy,
         "store": options.store,
         "last_step": options.last_step,
     }
 
 
-def _tokens_on_host(config: OffloadConfig, scheduler: SchedulerConfig, longest: int) -> int:
-    """Return the tokens that the host holds for requests of the most tokens, as vLLM's offload counts them: a
-    sliding window needs the slots of its window only."""
+def tokens_on_host(config: OffloadConfig, groups: Sequence[KVCacheGroup], longest: int) -> int:
+    """Return the tokens that the host holds for requests of `longest` tokens, as vLLM's offload counts them:
+    a window needs only its own slots, and a mamba group one state."""
     slots = 0
-    for group in scheduler.groups:
-        slot_tokens = group.block_tokens * config.blocks_per_chunk
-        needed = longest - group.first_needed_token(longest)
-        slots += -(-needed // slot_tokens)
+    for group in groups:
+        reach = {GroupKind.FULL: longest, GroupKind.MAMBA: 1}.get(group.kind, group.window)
+        slots += -(-min(longest, reach) // (group.block_tokens * config.blocks_per_chunk))
     return config.host_blocks * longest // slots
 
 

@@ -20,11 +20,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import Of
 from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 
 from kvsm.core.offloader import Offloader
+from kvsm.core.scheduler import GroupKind, KVCacheGroup
 from kvsm.events import OffloadConfig, SkipReason
 from kvsm.explain.metric_table import EXPORTED, FACTS, VLLM_FACTS
 from kvsm.explain.metrics import Metrics, SecondsHistogram, histogram
 from kvsm.explain.vllm_metric_names import NAMES_IN_VLLM, SHARED
 from kvsm.vllm.connector_stats import Growth, KvsmPromMetrics, KvsmStats, StatsSource
+from kvsm.vllm.scheduler_side import tokens_on_host
 from kvsm.vllm.trial import connector_config
 
 METRIC_TYPES: Any = {Gauge: Gauge, Counter: Counter, Histogram: Histogram}
@@ -56,7 +58,7 @@ def registered() -> dict[str, Registered]:
     }
 
 
-def config(**transfer: Any) -> Any:
+def vllm_config(**transfer: Any) -> Any:
     return SimpleNamespace(kv_transfer_config=KVTransferConfig(**transfer))
 
 
@@ -69,7 +71,7 @@ def test_names_kinds_labels_and_bounds_are_those_of_vllm() -> None:
     of_vllm = spec_config(cpu_bytes_to_use=1, store_threshold=2)
     of_vllm["kv_connector_extra_config"].pop("spec_name")
     of_vllm["kv_connector_extra_config"].pop("spec_module_path", None)
-    OffloadingConnector.build_prom_metrics(config(**of_vllm), METRIC_TYPES, ["engine"], {0: ["0"]})
+    OffloadingConnector.build_prom_metrics(vllm_config(**of_vllm), METRIC_TYPES, ["engine"], {0: ["0"]})
     expected = registered()
     unregister_vllm_metrics()
     kvsm_exporter().observe({})
@@ -169,6 +171,30 @@ def test_the_scheduler_s_values_add_up_with_kvsms_own() -> None:
         assert sample(f"vllm:kv_offload_{name}_count") == own.count, name
 
 
+@pytest.mark.parametrize("chunk", [1, 3])
+def test_the_tokens_on_the_host_are_counted_as_in_vllm(chunk: int) -> None:
+    """For a model with all kinds of layers. vLLM 0.32 does not count them."""
+    common = pytest.importorskip("vllm.v1.kv_offload.cpu.common")
+    if not hasattr(common, "_kv_cache_size_tokens"):
+        pytest.skip("this version of vLLM has no config_info")
+    groups = (
+        KVCacheGroup(16),
+        KVCacheGroup(16, GroupKind.SLIDING_WINDOW, window=100),
+        KVCacheGroup(16, GroupKind.CHUNKED_LOCAL, window=64),
+        KVCacheGroup(16, GroupKind.MAMBA),
+    )
+    windows = (None, -(-100 // (16 * chunk)), -(-64 // (16 * chunk)), 1)
+    of_vllm = SimpleNamespace(
+        model=SimpleNamespace(max_model_len=1000),
+        cache=SimpleNamespace(blocks_per_chunk=chunk),
+        groups=[
+            SimpleNamespace(tokens_per_block=16, sliding_window_size_in_chunks=window) for window in windows
+        ],
+    )
+    config = OffloadConfig(host_blocks=777, device_blocks=8, blocks_per_chunk=chunk)
+    assert tokens_on_host(config, groups, 1000) == common._kv_cache_size_tokens(of_vllm, 777)
+
+
 def test_every_counter_is_exported_before_its_first_event() -> None:
     """A series that appears with its first event hides this event from `increase`."""
     kvsm_exporter().observe({})
@@ -189,7 +215,7 @@ def test_beside_vllms_own_offload_the_names_are_left_to_it(first: str) -> None:
     of_vllm["kv_connector_extra_config"].pop("spec_name")
     of_vllm["kv_connector_extra_config"].pop("spec_module_path", None)
     children = [connector_config(cpu_bytes_to_use=1), of_vllm]
-    both = config(
+    both = vllm_config(
         kv_connector="MultiConnector",
         kv_role="kv_both",
         kv_connector_extra_config={"connectors": children if first == "kvsm" else children[::-1]},
