@@ -1,4 +1,4 @@
-"""Test your own copy engine, eviction policy, block pool, connector or manager as kvsm tests its own.
+"""Test your own copy engine, policy, block pool, connector, manager or tier as kvsm tests its own.
 
     from kvsm.testing import OffloadMachine
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from kvsm.testing.prefix_tree_books import PrefixMatch, TreeEvent
     from kvsm.testing.prefix_tree_machine import PrefixTree, PrefixTreeMachine
     from kvsm.testing.recording import Recorder
+    from kvsm.testing.secondary_tier_machine import SecondaryTierMachine  # noqa: F401 (see `_WITH_VLLM`)
     from kvsm.testing.strategies import (
         Arrival,
         Configuration,
@@ -69,7 +70,7 @@ __all__ = [
     "block_pairs",
 ]
 
-_WITH_VLLM = ("ManagerMachine",)
+_WITH_VLLM = ("ManagerMachine", "SecondaryTierMachine")
 """Names that need vLLM. Not in `__all__`, because `from kvsm.testing import *` must work without vLLM."""
 
 _HOMES = (
@@ -83,9 +84,10 @@ _HOMES = (
     "prefix_tree_machine",
     "offload_machine",
     "manager_machine",
+    "secondary_tier_machine",
 )
-"""The modules that define the names, in the order of search: those that need no Hypothesis are first, the one
-that needs vLLM is last."""
+"""The modules that define the names, in the order of search: those that need no Hypothesis are first, those
+that need vLLM are last."""
 
 
 def __getattr__(name: str) -> Any:

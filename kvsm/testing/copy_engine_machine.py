@@ -31,6 +31,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle
 
+from kvsm.check.worlds.check_counts import count_case
 from kvsm.copies.copy_engine import CopyEngine
 from kvsm.core.plan import TransferJob
 from kvsm.errors import PropertyBroken, TransferFailed
@@ -137,6 +138,8 @@ class CopyEngineMachine(PropertyMachine):
             return
 
         story = self._history.told(Block("device block", block))
+        if self._live:
+            count_case(Property.COPY_ORDER, "reads by compute during a copy")
 
         def action() -> None:
             row = self.device[block]
@@ -190,6 +193,9 @@ class CopyEngineMachine(PropertyMachine):
                     Property.PROGRESS, f"transfer {transfer} ended, and no such transfer was live"
                 )
             job = self._live.pop(transfer)
+            count_case(Property.PROGRESS, "transfers that ended")
+            if transfer in self._impossible:
+                count_case(Property.FAILURE_IS_NOT_SUCCESS, "impossible jobs")
             self._held.discard(transfer)
             wrong = ""
             if result.good == bool(error):
@@ -264,6 +270,7 @@ class CopyEngineMachine(PropertyMachine):
             self._history.wrote(at[target], what, at[source], self._history.latest_call())
 
     def _must_refuse(self, transfer: int) -> None:
+        count_case(Property.LEGAL_CALLS, "live ids, and jobs after the close, that must be refused")
         try:
             self.engine.submit(TransferJob(transfer, Direction.STORE, (), ()))
         except TransferFailed:
@@ -292,6 +299,7 @@ class CopyEngineMachine(PropertyMachine):
                     self._must_hold(f"at the end {side} block {block}", pool[block], right, story)
 
     def _must_hold(self, what: str, row: Any, right: int, story: BlockStory) -> None:
+        count_case(Property.CORRECT_BYTES, "blocks compared with the expected bytes")
         found = np.asarray(row.cpu() if hasattr(row, "cpu") else row)
         if (found != right).any():
             self.under_test.suspect = story.suspect

@@ -10,9 +10,17 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from kvsm.check.worlds.check_counts import count_case
 from kvsm.errors import PropertyBroken
 from kvsm.properties import Property
 from kvsm.testing.block_history import Block, BlockHistory
+
+_ABSENT = {
+    Property.CORRECT_BYTES: "lookups of evicted keys",
+    Property.FAILURE_IS_NOT_SUCCESS: "lookups of keys whose store failed",
+    Property.NO_STALE_DATA: "lookups of keys from before a reset",
+}
+"""Property that a hit of an absent key breaks -> the case that is counted."""
 
 
 class Told(NamedTuple):
@@ -52,6 +60,7 @@ class ManagerBooks:
 
     def hit(self, key: bytes) -> None:
         """Check a lookup that answered that this key can be loaded."""
+        count_case(Property.PUBLISH_AFTER_COMMIT, "hits")
         if key in self.stored or self._may_come_back(key):
             return
         if key in self.storing:
@@ -69,6 +78,8 @@ class ManagerBooks:
 
     def missed(self, key: bytes) -> None:
         """Check a lookup that answered that this key is missing."""
+        if key not in self.stored and (fate := self._fates.get(key)) is not None:
+            count_case(fate[0], _ABSENT[fate[0]])
         if key in self.storing:
             _fail(
                 Property.STORED_ONCE, f"{key!r} is a miss while it is being stored: it would be stored twice"
@@ -87,6 +98,7 @@ class ManagerBooks:
         """Check and record a load of these keys. blocks: the blocks that it reads; None: unknown."""
         if blocks is not None:
             self._check_blocks("load", keys, blocks)
+            count_case(Property.CORRECT_BYTES, "blocks that loads read", len(keys))
             for key, block in zip(keys, blocks):
                 right = self.stored.get(key)
                 self._history.read(Block("block", block), f"the load of {key!r}")
@@ -117,6 +129,9 @@ class ManagerBooks:
         """
         if len(set(stored)) != len(stored) or not set(stored) <= set(offered):
             _fail(Property.STORED_ONCE, f"of {offered} it stores {stored}: not each once, and of these")
+        count_case(Property.STORED_ONCE, "stores that were planned", len(stored))
+        if self.loading or self.storing:
+            count_case(Property.NO_REUSE_IN_FLIGHT, "evictions during a copy", len(evicted))
         for key in evicted:
             self._check_evicted(key, offered)
             self._gone(key, Property.CORRECT_BYTES, "it was evicted")
@@ -132,6 +147,7 @@ class ManagerBooks:
                 self._history.wrote(Block("block", block), f"the store of {key!r}", None, call)
         self.storing.update(zip(stored, blocks if blocks is not None else [None] * len(stored)))
         held = [*self.stored, *self.storing]
+        count_case(Property.CONSERVATION, "stores compared with the size of the pool")
         if len(held) > self.blocks:
             message = f"{self.blocks} blocks hold {len(held)} keys, {held}: some have no block of their own"
             _fail(Property.CONSERVATION, message)
@@ -214,6 +230,7 @@ class ManagerBooks:
 
     def compare_events(self) -> None:
         """Check that the events announce exactly the stored keys. Call it after all events were taken."""
+        count_case(Property.EVENTS_ARE_STATE, "comparisons of events with stored keys", bool(self.stored))
         if missing := [key for key in self.stored if key not in self.announced]:
             _fail(Property.EVENTS_ARE_STATE, f"{missing} are stored, and no event says so")
         if wrong := sorted(self.announced - self.stored.keys()):

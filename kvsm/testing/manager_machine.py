@@ -43,6 +43,7 @@ from vllm.v1.kv_offload.base import (
     make_offload_key,
 )
 
+from kvsm.check.worlds.check_counts import count_case
 from kvsm.errors import PropertyBroken
 from kvsm.properties import Property
 from kvsm.testing.block_history import BlockHistory
@@ -457,6 +458,8 @@ class ManagerMachine(PropertyMachine):
 
     def _check_promises(self, evicted: Collection[Key]) -> None:
         """Check that no hit of this step is evicted, if hits hold."""
+        if self.hits_hold and self._promised:
+            count_case(Property.MATCH_HOLDS, "evictions in a step with hits", len(evicted))
         for request, keys in self._promised.items():
             if self.hits_hold and (gone := [key for key in keys if key in evicted]):
                 message = f"{gone} are evicted, but request {request} was told in this step that it hits them"
@@ -549,6 +552,7 @@ class ManagerMachine(PropertyMachine):
         self._end_step()
         for copy in [*self._live, *self._dropped]:
             self._end(copy, good)
+        count_case(Property.PROGRESS, "times that all copies ended")
         for _ in range(STEPS_TO_REST):
             self._begin("lookups")
             self._end_step()
@@ -564,6 +568,7 @@ class ManagerMachine(PropertyMachine):
         request = self._arrive(_keys(f"new{self._fills}-", self.blocks))
         stores = self._offer(request, request.keys)
         taken = [key for copy in stores for key in copy.keys]
+        count_case(Property.CONSERVATION, "pools that new keys filled at rest")
         if len(taken) < self.blocks:
             message = f"at rest {self.blocks} new keys are offered for {self.blocks} blocks"
             lost = f"{message}, and {taken or 'none'} can be stored: blocks are lost"
@@ -573,6 +578,7 @@ class ManagerMachine(PropertyMachine):
 
     def _answer(self, request: OffloadRequest) -> None:
         """At rest, look up a request until it need not wait, and load its hits."""
+        count_case(Property.PROGRESS, "requests that were looked up at rest")
         for _ in range(STEPS_TO_REST):
             hits = self._hits(request, 0)
             copies = self._load(request, hits) if hits else []

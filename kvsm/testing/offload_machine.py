@@ -32,6 +32,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, MultipleResults, consumes, multiple
 from hypothesis.strategies import SearchStrategy
 
+from kvsm.check.worlds.check_counts import count_case
 from kvsm.check.worlds.small_request import SmallRequest
 from kvsm.core.ledger.snapshot import restore, snapshot
 from kvsm.core.offloader import Offloader, expect_misuse
@@ -45,6 +46,7 @@ from kvsm.properties import Property
 from kvsm.testing.assertions import assert_at_rest, assert_replays, assert_sound, differences
 from kvsm.testing.block_history import Block, BlockHistory
 from kvsm.testing.machine_base import PropertyMachine, initialize, rule
+from kvsm.testing.offload_cases import count_ledger, count_log
 from kvsm.testing.pool import BlockPool, WatchedPool
 from kvsm.testing.recording import event_lines, remember
 from kvsm.testing.restored import RestoredCopy
@@ -293,6 +295,7 @@ class OffloadMachine(PropertyMachine):
         before, engine = snapshot(self.core.ledger), self.engine
         results = engine.scheduler.update_connector_output([WorkerReport(10_000, block, True)])
         self._must_be_unchanged(before, Property.STALE_REPORTS, "a report from nowhere")
+        count_case(Property.STALE_REPORTS, "reports of unknown transfers")
         engine.take_results(results)
         before = snapshot(self.core.ledger)
         try:
@@ -311,12 +314,14 @@ class OffloadMachine(PropertyMachine):
         if ledger.seq != self._sound_at:
             assert_sound(ledger)
             self._restored.check()
+            count_ledger(ledger)
             self._sound_at = ledger.seq
         self._check_told_of_pending_work()
         contents = self._contents()
         for key, slot in ledger.index.items():
             if not ledger.readable(slot):
                 continue
+            count_case(Property.PUBLISH_AFTER_COMMIT, "readable slots compared with their keys")
             for part, cells in enumerate(contents[key]):
                 for worker, held in enumerate(self.engine.host[slot * self._chunk + part]):
                     if held != cells:
@@ -341,6 +346,8 @@ class OffloadMachine(PropertyMachine):
 
     def _check_told_of_pending_work(self) -> None:
         live, engine = self.core.ledger.transfers, self.engine
+        if live and not engine.unfinished():
+            count_case(Property.LAST_STEP, "engines with copies and without requests")
         if live and not engine.unfinished() and not engine.scheduler.has_pending_work():
             message = f"transfers {sorted(live)} are under way, and the engine is told that none is"
             raise PropertyBroken(Property.LAST_STEP, message)
@@ -360,6 +367,7 @@ class OffloadMachine(PropertyMachine):
         engine, ledger = self.engine, self.core.ledger
         self.let_all_end()
         assert_at_rest(ledger)
+        count_log(engine.log)
         # A device block that a lost copy may still write is never released.
         kept = set(to_list(ledger.leases.view.nonzero()[0]))
         held = [

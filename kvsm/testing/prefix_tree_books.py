@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+from kvsm.check.worlds.check_counts import count_case
 from kvsm.errors import PropertyBroken
 from kvsm.properties import Property
 from kvsm.testing.block_history import Block, BlockHistory
@@ -73,6 +74,9 @@ class TreeBooks:
     def read(self, request: Any, prefix: Prefix, slot: int, word: int, history: BlockHistory) -> None:
         """Check the word that a step reads for the last block of a prefix. history: the record of the
         slots."""
+        count_case(Property.CORRECT_BYTES, "blocks that steps read")
+        if prefix in self.before_reset:
+            count_case(Property.NO_STALE_DATA, "reads of blocks that a reset removed before")
         if word == self._words.get(prefix):
             return
         whose = [other for other, theirs in self._words.items() if theirs == word]
@@ -98,6 +102,11 @@ class TreeBooks:
         if match.host_blocks < 0 or found > len(prompt):
             _fail(Property.LEGAL_CALLS, f"a prompt of {len(prompt)} blocks has a match of {found}: {match}")
         prefix = prompt[:found]
+        count_case(Property.PUBLISH_AFTER_COMMIT, "hits", bool(prefix))
+        if prefix not in self.inserted:
+            count_case(
+                Property.NO_STALE_DATA, "matches of prompts from before a reset", prompt in self.before_reset
+            )
         if prefix and prefix not in self.inserted:
             if prefix in self.before_reset:
                 _fail(Property.NO_STALE_DATA, f"{prefix} is a hit, but it is from before a reset")
@@ -124,6 +133,9 @@ class TreeBooks:
         private: slot -> the request to which it is allocated.
         held: slot -> a request that has locked it in the tree.
         """
+        count_case(Property.CONSERVATION, f"comparisons of all {tier} slots with the lists")
+        count_case(Property.ONE_RELEASE_PER_HOLD, f"comparisons of the free {tier} slots", bool(free))
+        count_case(Property.MATCH_HOLDS, "locked slots that were looked at", len(held))
         for slot, request in held.items():
             if slot not in tree:
                 where = "is free" if slot in free else f"is {private.get(slot, 'nowhere')}'s"
@@ -163,6 +175,7 @@ class TreeBooks:
 
     def compare_events(self, prefix: Prefix, match: PrefixMatch) -> None:
         """Check that the events announce what a match of this prefix finds, while no copy is in flight."""
+        count_case(Property.EVENTS_ARE_STATE, "prefixes compared with the events")
         on_device = len(match.slots) == len(prefix)
         on_host = not on_device and len(match.slots) + match.host_blocks == len(prefix)
         if on_device != (prefix in self._told[False]):

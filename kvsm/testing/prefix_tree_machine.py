@@ -37,6 +37,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, MultipleResults, multiple
 from hypothesis.strategies import SearchStrategy
 
+from kvsm.check.worlds.check_counts import count_case
 from kvsm.errors import PropertyBroken
 from kvsm.properties import Property
 from kvsm.testing.block_history import BlockHistory
@@ -392,6 +393,8 @@ class PrefixTreeMachine(PropertyMachine):
         if len(slots) != count:
             message = f"{count} slots are asked for, and the answer is {list(slots)}"
             raise PropertyBroken(Property.LEGAL_CALLS, message)
+        if any(request.slots for request in self._asked):
+            count_case(Property.NO_REUSE_IN_FLIGHT, "slots allocated beside a request's", count)
         for request in self._asked:
             if taken := {*slots} & {*request.slots}:
                 is_locked = taken & {*request.slots[: request.held]}
@@ -427,6 +430,7 @@ class PrefixTreeMachine(PropertyMachine):
 
     def _rest(self) -> None:
         self._end_steps()
+        count_case(Property.PROGRESS, "times that all copies ended")
         for _ in range(POLLS_TO_REST):
             self.tree.poll()
             to_host, from_host = self._end_copies(True), self._end_copies(False)
@@ -450,6 +454,7 @@ class PrefixTreeMachine(PropertyMachine):
             self._serve((*prefix, 2)[:LONGEST])
         self._rest()
         self.check()
+        count_case(Property.ONE_RELEASE_PER_HOLD, "trees at rest, whose slots are all allocated")
         if (most := self.tree.allocatable()) < self.device_slots:
             message = f"there is no request, and {most} of {self.device_slots} device slots can be allocated"
             raise PropertyBroken(Property.ONE_RELEASE_PER_HOLD, f"{message}: some are still locked")

@@ -24,6 +24,7 @@ from unittest import SkipTest
 import hypothesis
 from hypothesis.errors import HypothesisException
 
+from kvsm.check.worlds.check_counts import count_case
 from kvsm.errors import ConfigError, PropertyBroken, described, raised_at
 from kvsm.properties import Property
 from kvsm.testing.unrepeatable import Unrepeatable, unrepeatable
@@ -156,6 +157,7 @@ class UnderTest:
             shown = [*map(_show, arguments), *(f"{word}={_show(value)}" for word, value in named.items())]
             noted = Call(kind, f"{name}({', '.join(shown)})", code, code is method)
             self.calls.append(noted)
+            count_case(Property.LEGAL_CALLS, f"calls of the {kind}")
             del self.calls[:-MOST_CALLS]
             self._depth += 1
             try:
@@ -185,7 +187,7 @@ class UnderTest:
             raise
         except (HypothesisException, SkipTest):
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._must_be_repeatable()
             place, line = raised_at(error, self._is_hidden)
             if place:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any
 
+from kvsm.check.worlds.check_counts import count_case
 from kvsm.errors import PropertyBroken
 from kvsm.properties import Property
 
@@ -35,6 +36,8 @@ class Completions:
         """[rank]: request -> the number of its loads that the rank has reported as ended."""
         self._vllm_ends: Counter[str] = Counter()
         """Request -> the number of its loads that vLLM has reported as ended on all ranks."""
+        self.all_reset = False
+        """Whether all caches have been reset, those of the connector too."""
         self._answers_later: set[str] = set()
         """Requests whose last match is loaded asynchronously."""
         for name, observe in (
@@ -56,6 +59,8 @@ class Completions:
         self._finished[rank].update(finished)
         if output is None:
             return
+        ends = len(output.finished_sending or ()) + len(output.finished_recving or ())
+        count_case(Property.ONE_RELEASE_PER_HOLD, "ends of transfers that ranks reported", ends)
         for name in output.finished_sending or ():
             if name not in self._kept:
                 raise _broken(
@@ -88,10 +93,15 @@ class Completions:
 
     def _matched(self, answer: Any, request: Any, *_: Any) -> None:
         tokens, later = answer
+        if self.all_reset:
+            count_case(
+                Property.NO_STALE_DATA, "requests that asked the connector after a reset of all caches"
+            )
         (self._answers_later.add if tokens and later else self._answers_later.discard)(request.request_id)
 
     def _allocated(self, _: Any, request: Any, _blocks: Any, num_external_tokens: int) -> None:
         name = request.request_id
+        count_case(Property.CORRECT_BYTES, "tokens that requests got from the connector", num_external_tokens)
         if num_external_tokens and name in self._answers_later:
             self._answers_later.remove(name)
             self._loads[name] += 1

@@ -32,6 +32,7 @@ from kvsm.check.vllm_fuzz.host_probe import (
 )
 from kvsm.check.vllm_fuzz.kv_event_check import PublishedEvents
 from kvsm.check.vllm_fuzz.shape import BLOCK_TOKENS, MOST_TOKENS, VOCABULARY, EngineShape
+from kvsm.check.worlds.check_counts import count_case
 from kvsm.check.worlds.world import Action
 from kvsm.errors import PropertyBroken
 from kvsm.properties import Property
@@ -86,6 +87,9 @@ class Ending:
         if self._events is None:
             return False
         self._done("probe")
+        count_case(
+            Property.EVENTS_ARE_STATE, "engines whose KV events were compared", bool(self._engine.asked)
+        )
         engine = self._engine
         with engine.calling("take_events"):
             self._events.check_device()
@@ -111,6 +115,7 @@ class Ending:
         if not may_be_filled(self._engine.shape):
             return False
         self._done("fill")
+        count_case(Property.ONE_RELEASE_PER_HOLD, "hosts that new requests filled")
         served, fresh = filled(self._engine), self._engine.filled_by_fresh()
         given_up = self._engine.lost_host_blocks
         # The rest of the host may be too small for a single request.
@@ -130,6 +135,7 @@ class Ending:
         """Shut down both sides of the connector. No action can follow."""
         self._left.clear()
         self.is_over = True
+        count_case(Property.PROGRESS, "engines that came to rest and were shut down")
         with self._engine.calling("Scheduler.shutdown"):
             self._engine.scheduler.shutdown()
         with self._engine.calling("a worker's shutdown"):

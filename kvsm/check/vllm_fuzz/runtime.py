@@ -17,11 +17,13 @@ from typing import Any
 
 import numpy as np
 
+from kvsm.check.worlds.check_counts import count_case
 from kvsm.copies.layout import MemoryLayout
 from kvsm.copies.rank_memory import NumpyPools
 from kvsm.copies.simulated import PIECES, SimulatedDevice, SimulatedEvent, SimulatedStream
 from kvsm.events import Direction
 from kvsm.ids import IdArray, listed
+from kvsm.properties import Property
 
 _ELAPSED_S = 1e-3
 """The time between any two events (s)."""
@@ -80,6 +82,7 @@ class Runtime:
             for source, destination, size in copies:
                 ctypes.memmove(destination, source, size)
 
+        count_case(Property.COPY_ORDER, "copies beside the compute of steps")
         stream.launch(
             name,
             [self._block(address) for address in reads if self._is_device(address)],
@@ -224,6 +227,7 @@ class PoolDevice:
         device, slots = [block for block, _ in pairs], [slot for _, slot in pairs]
         host = [self._first + slot for slot in slots]
         is_load = direction is Direction.LOAD
+        count_case(Property.COPY_ORDER, "copies beside the compute of steps")
         stream.launch(
             f"{direction.name.lower()} {transfer}",
             () if is_load else device,

@@ -60,6 +60,7 @@ from kvsm.check.vllm_fuzz.shape import MOST_TOKENS, VOCABULARY, EngineShape
 from kvsm.check.vllm_fuzz.stand_ins import install, shared_memory_of
 from kvsm.check.vllm_fuzz.stored_bytes import StoredBytes
 from kvsm.check.vllm_fuzz.word_model import EngineStep, KnownTokens, ModelRunner
+from kvsm.check.worlds.check_counts import count_case
 from kvsm.check.worlds.world import Action
 from kvsm.core.log.memory import MemoryLog
 from kvsm.errors import KvsmError, PropertyBroken, described, raised_at
@@ -325,16 +326,23 @@ class VllmWorld:
                 done = False
         if done and connector:
             self._runner.epoch += 1
+            self._completions.all_reset = True
         return True
 
     def _fail(self, rank: int, what: int) -> bool:
-        return self._has(rank) and self.ranks[rank].faults.fail(what)
+        if not self._has(rank) or not self.ranks[rank].faults.fail(what):
+            return False
+        count_case(Property.FAILURE_IS_NOT_SUCCESS, "copies that were made to fail")
+        return True
 
     def _late(self, rank: int, steps: int) -> bool:
         return self._has(rank) and self.ranks[rank].faults.hold(steps)
 
     def _double(self, rank: int) -> bool:
-        return self._has(rank) and self.ranks[rank].faults.double()
+        if not self._has(rank) or not self.ranks[rank].faults.double():
+            return False
+        count_case(Property.STALE_REPORTS, "reports that were repeated")
+        return True
 
     def _lose(self, rank: int, what: int) -> bool:
         return self._has(rank) and self.ranks[rank].faults.lose(what)
@@ -412,6 +420,7 @@ class VllmWorld:
         return not self._scheduled and not self._executed and not self.scheduler.has_requests()
 
     def _check_device_blocks(self) -> None:
+        count_case(Property.ONE_RELEASE_PER_HOLD, "engines at rest", bool(self.asked))
         pool = self.scheduler.kv_cache_manager.block_pool
         # The blocks of a lost load stay held, because it may still write them. The pool does not count them.
         retired = self._lost.device_blocks()
@@ -442,11 +451,12 @@ class VllmWorld:
     @contextmanager
     def calling(self, what: str) -> Iterator[None]:
         """A `with` block around a call of the connector or vLLM: errors are findings that name their line."""
+        count_case(Property.LEGAL_CALLS, "calls of the scheduler and of workers")
         try:
             yield
         except KvsmError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             place, line = _place(error)
             raise PropertyBroken(
                 Property.LEGAL_CALLS, f"{what} raised {described(error)}, at {place}: {line}", place

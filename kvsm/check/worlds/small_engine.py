@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
+from kvsm.check.worlds.check_counts import count_case
 from kvsm.check.worlds.crash import FlushedLog
 from kvsm.check.worlds.longest_hit import check_answer, check_device_hit, expected_answer
 from kvsm.check.worlds.lost_stores import check_kept, check_next_to_go
@@ -234,6 +235,7 @@ class SmallEngine(SmallWorkers):
             return
         request.finished, request.aborted = True, aborted
         if request.kv_transfer_params and request.kv_transfer_params.get("do_remote_decode"):
+            count_case(Property.FULL_OFFLOAD, "finished requests with do_remote_decode")
             check_kept(self, request, frozenset(), self.log[decided:], Property.FULL_OFFLOAD)
         elif self.checks_stores and self.config.store is StoreMode.EAGER:
             check_kept(self, request, had, self.log[decided:], Property.STORED_ONCE)
