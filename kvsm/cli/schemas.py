@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from kvsm.cli.any_size import AnySizeAnswer
 from kvsm.cli.check import CheckAnswer, ListedModel
+from kvsm.cli.conform_result import ConformAnswer
 from kvsm.cli.export import ExportAnswer, RedactAnswer
 from kvsm.cli.fork import ForkAnswer
 from kvsm.cli.fuzz import FuzzAnswer, FuzzReplayAnswer
@@ -65,6 +66,7 @@ SCHEMAS: dict[str, type] = {
     "kvsm.museum-list/1": ListedExhibit,
     "kvsm.vllm-check/1": VllmCheckAnswer,
     "kvsm.vllm-fuzz/1": VllmFuzzAnswer,
+    "kvsm.conform/1": ConformAnswer,
     "kvsm.bench-vllm/1": Comparison,
 }
 """Each struct by its tag: `class ReplayAnswer(msgspec.Struct, tag_field="schema", tag="kvsm.replay/1")`."""

@@ -15,6 +15,7 @@ Case = tuple[Property, str]
 """A property, and what was looked at for it: (Property.NO_REUSE_IN_FLIGHT, "evictions during a copy")."""
 
 _counts: Counter[Case] = Counter()
+_taken = 0
 
 
 def count_case(tried: Property, case: str, times: int = 1) -> None:
@@ -25,6 +26,13 @@ def count_case(tried: Property, case: str, times: int = 1) -> None:
 
 def taken_counts() -> dict[Case, int]:
     """Return the counts since the last call, and start again from zero."""
+    global _taken
     taken = dict(_counts)
+    _taken += _counts.total()
     _counts.clear()
     return taken
+
+
+def total_counted() -> int:
+    """Return the number of all cases so far, for a watchdog: a call that hangs counts none."""
+    return _taken + _counts.total()

@@ -1,0 +1,380 @@
+"""`kvsm conform`: walk a connector, a manager, a tier, a tree or a copy engine, and print one page."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import SystemRandom
+from time import gmtime, monotonic, strftime
+from typing import Any
+
+import click
+import msgspec
+
+from kvsm.cli.conform_page import page_of
+from kvsm.cli.conform_result import (
+    BROKEN,
+    HELD,
+    NOT_APPLICABLE,
+    NOT_EXERCISED,
+    CheckedCase,
+    ConformAnswer,
+    ConformDefect,
+    PropertyVerdict,
+)
+from kvsm.cli.conform_targets import BUILT_IN
+from kvsm.cli.conform_worker import (
+    STALL_S,
+    DefectFound,
+    Ended,
+    Message,
+    Ready,
+    Refused,
+    RunBegan,
+    RunEnded,
+    WorkOrder,
+    shape_of,
+)
+from kvsm.cli.exit_codes import ExitCode
+from kvsm.cli.fuzz_targets import ConnectorConfig
+from kvsm.cli.output import Command, complain, say, say_json, say_rows, say_text
+from kvsm.cli.signals import EndRequest, ends_between_steps
+from kvsm.errors import ConfigError
+from kvsm.properties import Property
+
+_SILENT_S = 8 * STALL_S
+"""A worker that sends nothing for this time, and for the time of a reduction, is ended (s)."""
+
+_MOST_CRASHES = 5
+"""After this many ends of the worker, the walk ends."""
+
+_GRACE_S = 2.0
+"""How long a worker may take to end after its last message (s)."""
+
+
+@click.command(cls=Command)
+@click.argument("target", required=False)
+@click.option("--list", "lists", is_flag=True, help="List the built-in targets.")
+@click.option(
+    "--config",
+    default="{}",
+    type=ConnectorConfig(),
+    metavar="JSON",
+    help="A connector's kv_connector_extra_config.",
+)
+@click.option(
+    "--seconds", type=click.FloatRange(min=0), default=60.0, metavar="S", help="Walk for this time (60)."
+)
+@click.option(
+    "--reduce-seconds",
+    type=click.FloatRange(min=0),
+    default=20.0,
+    metavar="S",
+    help="Reduce each different defect for at most this time, on top of --seconds (20).",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=lambda: SystemRandom().getrandbits(32),
+    metavar="S",
+    help="Seed of all runs. Default: a random one.",
+)
+@click.option(
+    "--log",
+    "directory",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="New or empty directory for the defects, each with a test for pytest. Default: they are not saved.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="PAGE.md",
+    help="Also write the page to this file.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON in place of the page.")
+def conform(
+    target: str | None,
+    lists: bool,
+    config: dict[str, Any],
+    directory: Path | None,
+    output: Path | None,
+    as_json: bool,
+    **limits: Any,
+) -> None:
+    """Walk a connector, manager, tier, tree or copy engine; print what held.
+
+    TARGET is a built-in name (--list), or module:Class: a machine of kvsm.testing, a world, or a connector of
+    vLLM. Hypothesis, or vLLM's real scheduler around a model of words, makes the calls in random orders.
+
+    The page has each property of kvsm once. It held only if a case arose in which a check could have failed;
+    the page counts these cases. Otherwise the property was not exercised, or does not apply, and the page
+    says why. A broken property has its steps, reduced. The walk continues after a failure, and two failures
+    with the same property and message count as one defect. A call that ends the process or hangs is a result.
+
+    \b
+    Examples:
+      kvsm conform --list
+      kvsm conform vllm:OffloadingConnector --seconds 120 -o offloading.md
+      kvsm conform vllm:fs
+      kvsm conform my_package.my_module:MyConnector --config '{"my_option": 1}'
+      kvsm conform my_tests:MyTierMachine --seed 7
+
+    \b
+    Exit codes: 0 no property was broken; 1 one was; 2 unusable input, or a package is missing; 130 (Ctrl-C)
+    or 143 (SIGTERM) if interrupted before a property was broken.
+    """
+    if lists:
+        say_rows((name, one.says) for name, one in BUILT_IN.items())
+        return
+    if target is None:
+        raise click.UsageError("Name a target, or give --list.")
+    where = "" if directory is None else str(directory)
+    order = WorkOrder(target=target, config=config, directory=where, **limits)
+    with ends_between_steps() as ending:
+        answer = Conformance(order, ending).walk()
+    page = page_of(answer)
+    if output is not None:
+        output.write_text(page)
+    if as_json:
+        say_json(answer)
+    else:
+        say_text(page)
+    if answer.defects:
+        raise SystemExit(ExitCode.BROKEN)
+    if answer.interrupted:
+        raise SystemExit(ending.code or ExitCode.INTERRUPTED)
+
+
+class Conformance:
+    """Walks a target in other processes, one after the other, until its time is over."""
+
+    def __init__(self, order: WorkOrder, ending: EndRequest) -> None:
+        self._order, self._ending = order, ending
+        self._ready: Ready | None = None
+        self._runs = self._operations = 0
+        self._seconds = 0.0
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self._defects: dict[tuple[str, int], DefectFound] = {}
+        """(shape as found, number among equal ones) -> the defect, as far as it is reduced."""
+        self._times: Counter[str] = Counter()
+        self._crashes = 0
+        self._run = order.first_run
+        self._is_done = False
+
+    def walk(self) -> ConformAnswer:
+        """Walk until the time is over. Raises `ConfigError` if the target cannot be walked."""
+        first = True
+        while first or not (self._is_done or self._ending.is_made() or self._crashes >= _MOST_CRASHES):
+            first = False
+            with _worker(self._remaining()) as worker:
+                self._listen(worker)
+        return self._answer()
+
+    def _remaining(self) -> WorkOrder:
+        left = max(0.0, self._order.seconds - self._seconds)
+        known = tuple({shape for shape, _ in self._defects})
+        return msgspec.structs.replace(self._order, seconds=left, first_run=self._run, known=known)
+
+    def _listen(self, worker: _Worker) -> None:
+        for message in worker.messages(_SILENT_S + self._order.reduce_seconds, self._ending):
+            if isinstance(message, Refused):
+                raise ConfigError(message.why)
+            if isinstance(message, Ready):
+                self._ready = self._ready or message
+            elif isinstance(message, RunBegan):
+                self._run = message.run
+            elif isinstance(message, RunEnded):
+                self._add(message)
+            elif isinstance(message, DefectFound):
+                self._note(message)
+            else:
+                self._is_done = True
+        if not (self._is_done or self._ending.is_made()):
+            self._crashed(worker)
+
+    def _add(self, message: RunEnded) -> None:
+        self._runs += 1
+        self._operations += message.operations
+        self._seconds += message.seconds
+        self._run += 1
+        for id, case, times in message.counts:
+            self._counts[id, case] += times
+
+    def _note(self, message: DefectFound) -> None:
+        known = self._defects.get((message.shape, 0))
+        if known is None or message.steps or message.reduced:
+            self._defects[message.shape, 0] = message
+        if not (message.steps or message.reduced):
+            self._times[message.shape] += 1
+
+    def _crashed(self, worker: _Worker) -> None:
+        """Record that the worker ended or hung in a run, and skip this run."""
+        if self._ready is None:
+            raise ConfigError(f"{self._order.target}: {worker.how_it_ended()} while it was imported")
+        self._crashes += 1
+        variants = self._ready.variants
+        variant = variants[self._run % len(variants)]
+        broken = Property.PROGRESS if worker.is_silent else Property.LEGAL_CALLS
+        message = f"{worker.how_it_ended()} in run {self._run}{worker.last_words()}"
+        shape = shape_of(broken.id, message, "")
+        defect = DefectFound(broken.id, message, "", shape, variant, self._run, "", "not reduced")
+        self._defects.setdefault((shape, 0), defect)
+        self._times[shape] += 1
+        self._run += 1
+        self._is_done = self._seconds >= self._order.seconds
+
+    # The result.
+
+    def _answer(self) -> ConformAnswer:
+        ready = self._ready or Ready({}, (), {})
+        defects = [self._defect(one) for one in self._merged()]
+        return ConformAnswer(
+            target=self._order.target,
+            says=BUILT_IN[self._order.target].says if self._order.target in BUILT_IN else "",
+            config=self._order.config,
+            date=strftime("%Y-%m-%d", gmtime()),
+            versions=ready.versions,
+            seed=self._order.seed,
+            runs=self._runs,
+            operations=self._operations,
+            seconds=round(self._seconds, 1),
+            interrupted=self._ending.is_made() or self._crashes >= _MOST_CRASHES,
+            properties=tuple(
+                self._verdict(one, {defect.property_id for defect in defects}, ready) for one in Property
+            ),
+            defects=tuple(defects),
+        )
+
+    def _merged(self) -> list[DefectFound]:
+        """The different defects: two that look alike after their reduction are one."""
+        merged: dict[str, DefectFound] = {}
+        for one in self._defects.values():
+            shape = shape_of(one.property_id, one.message, one.place)
+            if (first := merged.setdefault(shape, one)) is not one:
+                self._times[first.shape] += self._times[one.shape]
+        return list(merged.values())
+
+    def _defect(self, found: DefectFound) -> ConformDefect:
+        return ConformDefect(
+            property_id=found.property_id,
+            message=found.message,
+            place=found.place,
+            times=self._times[found.shape],
+            run=found.run,
+            variant=found.variant,
+            reduced=found.reduced or "not reduced",
+            steps=tuple(found.steps.split("\n")) if found.steps else (),
+            directory=found.directory,
+        )
+
+    def _verdict(self, one: Property, broken: set[str], ready: Ready) -> PropertyVerdict:
+        cases = tuple(
+            CheckedCase(case, times) for (id, case), times in sorted(self._counts.items()) if id == one.id
+        )
+        why = ready.not_applicable.get(one.id, "")
+        if one.id in broken:
+            return PropertyVerdict(one.id, BROKEN, cases)
+        if cases:
+            return PropertyVerdict(one.id, HELD, cases)
+        return PropertyVerdict(one.id, NOT_APPLICABLE if why else NOT_EXERCISED, (), why)
+
+
+class _Worker:
+    """A process of `conform_worker`. is_silent: whether it was ended because it sent nothing."""
+
+    def __init__(self, process: subprocess.Popen[bytes], pipe: int, errors: Any) -> None:
+        self._process, self._pipe, self._errors = process, pipe, errors
+        self.is_silent = False
+
+    def messages(self, silent_s: float, ending: EndRequest) -> Iterator[Message]:
+        """Yield what the worker sends, until it ends, is silent for too long, or the command must end."""
+        decoder, rest, heard = msgspec.json.Decoder(Message), b"", monotonic()
+        while not ending.is_made():
+            if not select.select([self._pipe], [], [], 0.2)[0]:
+                self.is_silent = monotonic() - heard > silent_s
+                if self.is_silent:
+                    return
+                continue
+            data = os.read(self._pipe, 1 << 16)
+            if not data:
+                return
+            heard = monotonic()
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                message = decoder.decode(line)
+                yield message
+                if isinstance(message, Ended):
+                    return
+
+    def how_it_ended(self) -> str:
+        """Describe the end of the process."""
+        if self.is_silent:
+            return f"the process did nothing for {_SILENT_S} s"
+        code = self._process.wait()
+        if code < 0:
+            return f"the process ended with signal {signal.Signals(-code).name}"
+        return f"the process ended with exit code {code}"
+
+    def last_words(self) -> str:
+        """The innermost line of the Python stack that was printed at a crash, if any."""
+        self._errors.seek(0)
+        text = self._errors.read().decode(errors="replace")
+        lines = [line.strip() for line in text.splitlines() if line.strip().startswith("File ")]
+        is_fault = "most recent call first" in text
+        return f", at {lines[0 if is_fault else -1]}" if lines else ""
+
+    def end(self) -> None:
+        """End the process, if it still runs."""
+        try:
+            self._process.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+
+@contextmanager
+def _worker(order: WorkOrder) -> Iterator[_Worker]:
+    """A worker that carries out this order, in a process group of its own. It is ended at the end."""
+    here, there = os.pipe()
+    environment = {**os.environ, "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR")}
+    command = [
+        sys.executable,
+        "-m",
+        "kvsm.cli.conform_worker",
+        str(there),
+        msgspec.json.encode(order).decode(),
+    ]
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            command,
+            pass_fds=[there],
+            stdin=subprocess.DEVNULL,
+            stdout=errors,
+            stderr=errors,
+            env=environment,
+            start_new_session=True,
+        )
+        os.close(there)
+        worker = _Worker(process, here, errors)
+        try:
+            yield worker
+        except ConfigError:
+            raise
+        except Exception:
+            complain("the walk could not be continued")
+            raise
+        finally:
+            if worker.is_silent:
+                os.killpg(process.pid, signal.SIGKILL)
+            worker.end()
+            os.close(here)

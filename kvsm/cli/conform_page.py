@@ -1,0 +1,157 @@
+"""Format the result of `kvsm conform` as one page of Markdown."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from shlex import quote
+
+from kvsm.cli.conform_result import (
+    BROKEN,
+    HELD,
+    NOT_APPLICABLE,
+    NOT_EXERCISED,
+    ConformAnswer,
+    ConformDefect,
+)
+from kvsm.properties import Property
+
+_WIDTH = 120
+_MOST_LINES = 40
+"""A defect with more lines of steps is shown with its middle left out."""
+
+
+def page_of(answer: ConformAnswer) -> str:
+    """Return the page."""
+    return "\n".join(_lines(answer)) + "\n"
+
+
+def command_of(answer: ConformAnswer) -> str:
+    """Return the command that repeats the walk. It makes as many runs as the machine is fast."""
+    config = f" --config {quote(json.dumps(answer.config))}" if answer.config else ""
+    return (
+        f"kvsm conform {answer.target}{config} --seed {answer.seed} --seconds {max(1, round(answer.seconds))}"
+    )
+
+
+def _lines(answer: ConformAnswer) -> Iterator[str]:
+    yield f"# {answer.target}"
+    yield ""
+    if answer.says:
+        yield from _wrapped(f"{answer.says[0].upper()}{answer.says[1:]}.")
+        yield ""
+    yield "```sh"
+    yield command_of(answer)
+    yield "```"
+    yield ""
+    versions = ", ".join(f"{name} {version}" for name, version in answer.versions.items())
+    yield from _wrapped(
+        f"{answer.date}. {versions}. {answer.runs:,} runs, {answer.operations:,} steps in {answer.seconds:.0f} s"
+        f"{', interrupted' if answer.interrupted else ''}. {_summary(answer)}"
+    )
+    yield ""
+    yield from _defects(answer)
+    yield from _held(answer)
+    yield from _rest(answer)
+    yield from _wrapped(
+        "A property held if no check failed, in the cases that are counted here. A walk proves nothing about other "
+        "cases. A property that is broken may hide others behind it: a run ends at its first failure."
+    )
+
+
+def _summary(answer: ConformAnswer) -> str:
+    verdicts = [one.verdict for one in answer.properties]
+    counts = [
+        f"{verdicts.count(verdict)} {verdict}" for verdict in (HELD, BROKEN, NOT_EXERCISED, NOT_APPLICABLE)
+    ]
+    return f"Of {len(verdicts)} properties: {', '.join(counts)}."
+
+
+def _defects(answer: ConformAnswer) -> Iterator[str]:
+    if not answer.defects:
+        return
+    yield "## Broken"
+    yield ""
+    for number, defect in enumerate(answer.defects, 1):
+        message = _plain(defect.message.split("\n")[0])
+        yield f"### {number}. {_title(defect.property_id)}"
+        yield ""
+        yield from _wrapped(message)
+        yield ""
+        variant = f" ({defect.variant})" if defect.variant else ""
+        runs = "1 run" if defect.times == 1 else f"{defect.times} runs"
+        yield from _wrapped(f"{runs}, first in run {defect.run}{variant}; {defect.reduced}.")
+        yield ""
+        yield from _steps(defect)
+
+
+def _steps(defect: ConformDefect) -> Iterator[str]:
+    if not defect.steps:
+        return
+    lines = list(defect.steps)
+    if len(lines) > _MOST_LINES:
+        half = _MOST_LINES // 2
+        lines = [*lines[:half], f"  ... {len(lines) - 2 * half} lines ...", *lines[-half:]]
+    yield "```text"
+    for line in lines:
+        yield line if len(line) <= _WIDTH else f"{line[: _WIDTH - 4]} ..."
+    yield "```"
+    yield ""
+
+
+def _held(answer: ConformAnswer) -> Iterator[str]:
+    yield "## Held"
+    yield ""
+    held = [one for one in answer.properties if one.verdict == HELD]
+    if not held:
+        yield "None."
+        yield ""
+        return
+    yield "| property | cases that could have broken it |"
+    yield "| --- | --- |"
+    for one in held:
+        cases = "; ".join(f"{case.times:,} {case.case}" for case in one.cases)
+        yield f"| {_title(one.property_id)} | {cases} |"
+    yield ""
+
+
+def _rest(answer: ConformAnswer) -> Iterator[str]:
+    missing = [_title(one.property_id) for one in answer.properties if one.verdict == NOT_EXERCISED]
+    if missing:
+        yield "## Not exercised"
+        yield ""
+        yield from _wrapped(f"No case arose that could have broken {', '.join(missing)}.")
+        yield ""
+    inapplicable = [one for one in answer.properties if one.verdict == NOT_APPLICABLE]
+    if inapplicable:
+        yield "## Not applicable"
+        yield ""
+        yield "| property | why |"
+        yield "| --- | --- |"
+        for one in inapplicable:
+            yield f"| {_title(one.property_id)} | {one.why} |"
+        yield ""
+
+
+def _title(id: str) -> str:
+    try:
+        return str(Property(id))
+    except ValueError:
+        return id
+
+
+def _plain(text: str) -> str:
+    """The text without characters that Markdown would read."""
+    return re.sub(r"([_*<>`\[\]|#])", r"\\\1", text)
+
+
+def _wrapped(text: str) -> list[str]:
+    lines, line = [], ""
+    for word in text.split():
+        if line and len(line) + 1 + len(word) > _WIDTH:
+            lines.append(line)
+            line = word
+        else:
+            line = f"{line} {word}" if line else word
+    return [*lines, line]
