@@ -45,13 +45,16 @@ from kvsm.cli.conform_worker import (
 )
 from kvsm.cli.exit_codes import ExitCode
 from kvsm.cli.fuzz_targets import ConnectorConfig
-from kvsm.cli.output import Command, complain, say, say_json, say_rows, say_text
+from kvsm.cli.output import Command, complain, say_json, say_rows, say_text
 from kvsm.cli.signals import EndRequest, ends_between_steps
 from kvsm.errors import ConfigError
 from kvsm.properties import Property
 
 _SILENT_S = 8 * STALL_S
 """A worker that sends nothing for this time, and for the time of a reduction, is ended (s)."""
+
+_START = "import sys; del sys.path[0]; from kvsm.cli.conform_worker import main; main()"
+"""Starts a worker. The current directory is not searched yet: a file there may be named like a package."""
 
 _MOST_CRASHES = 5
 """After this many ends of the worker, the walk ends."""
@@ -220,7 +223,8 @@ class Conformance:
     def _crashed(self, worker: _Worker) -> None:
         """Record that the worker ended or hung in a run, and skip this run."""
         if self._ready is None:
-            raise ConfigError(f"{self._order.target}: {worker.how_it_ended()} while it was imported")
+            how = f"{worker.how_it_ended()} while it was imported{worker.last_words()}"
+            raise ConfigError(f"{self._order.target}: {how}")
         self._crashes += 1
         variants = self._ready.variants
         variant = variants[self._run % len(variants)]
@@ -247,6 +251,7 @@ class Conformance:
             seed=self._order.seed,
             runs=self._runs,
             operations=self._operations,
+            limit=self._order.seconds,
             seconds=round(self._seconds, 1),
             interrupted=self._ending.is_made() or self._crashes >= _MOST_CRASHES,
             properties=tuple(
@@ -329,9 +334,10 @@ class _Worker:
         """The innermost line of the Python stack that was printed at a crash, if any."""
         self._errors.seek(0)
         text = self._errors.read().decode(errors="replace")
-        lines = [line.strip() for line in text.splitlines() if line.strip().startswith("File ")]
-        is_fault = "most recent call first" in text
-        return f", at {lines[0 if is_fault else -1]}" if lines else ""
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        if "most recent call first" in text:
+            return f", at {next(line for line in lines if line.startswith('File '))}"
+        return f": {lines[-1]}" if lines else ""
 
     def end(self) -> None:
         """End the process, if it still runs."""
@@ -347,13 +353,7 @@ def _worker(order: WorkOrder) -> Iterator[_Worker]:
     """A worker that carries out this order, in a process group of its own. It is ended at the end."""
     here, there = os.pipe()
     environment = {**os.environ, "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR")}
-    command = [
-        sys.executable,
-        "-m",
-        "kvsm.cli.conform_worker",
-        str(there),
-        msgspec.json.encode(order).decode(),
-    ]
+    command = [sys.executable, "-c", _START, str(there), msgspec.json.encode(order).decode()]
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
             command,

@@ -30,33 +30,31 @@ def page_of(answer: ConformAnswer) -> str:
 def command_of(answer: ConformAnswer) -> str:
     """Return the command that repeats the walk. It makes as many runs as the machine is fast."""
     config = f" --config {quote(json.dumps(answer.config))}" if answer.config else ""
-    return (
-        f"kvsm conform {answer.target}{config} --seed {answer.seed} --seconds {max(1, round(answer.seconds))}"
-    )
+    return f"kvsm conform {answer.target}{config} --seed {answer.seed} --seconds {answer.limit:g}"
 
 
 def _lines(answer: ConformAnswer) -> Iterator[str]:
     yield f"# {answer.target}"
     yield ""
     if answer.says:
-        yield from _wrapped(f"{answer.says[0].upper()}{answer.says[1:]}.")
+        yield from _wrapped(f"This is {answer.says}.")
         yield ""
     yield "```sh"
     yield command_of(answer)
     yield "```"
     yield ""
     versions = ", ".join(f"{name} {version}" for name, version in answer.versions.items())
-    yield from _wrapped(
-        f"{answer.date}. {versions}. {answer.runs:,} runs, {answer.operations:,} steps in {answer.seconds:.0f} s"
-        f"{', interrupted' if answer.interrupted else ''}. {_summary(answer)}"
-    )
+    walked = f"{_counted(answer.runs, 'run')}, {_counted(answer.operations, 'step')}"
+    ended = ", interrupted" if answer.interrupted else ""
+    yield from _wrapped(f"{answer.date}. {versions}. {walked} in {answer.seconds:.0f} s{ended}.")
+    yield from _wrapped(_summary(answer))
     yield ""
     yield from _defects(answer)
     yield from _held(answer)
     yield from _rest(answer)
     yield from _wrapped(
-        "A property held if no check failed, in the cases that are counted here. A walk proves nothing about other "
-        "cases. A property that is broken may hide others behind it: a run ends at its first failure."
+        "A property held if no check failed, in the cases that are counted here. A walk proves nothing about "
+        "other cases. A property that is broken may hide others behind it: a run ends at its first failure."
     )
 
 
@@ -80,8 +78,9 @@ def _defects(answer: ConformAnswer) -> Iterator[str]:
         yield from _wrapped(message)
         yield ""
         variant = f" ({defect.variant})" if defect.variant else ""
-        runs = "1 run" if defect.times == 1 else f"{defect.times} runs"
-        yield from _wrapped(f"{runs}, first in run {defect.run}{variant}; {defect.reduced}.")
+        yield from _wrapped(
+            f"{_counted(defect.times, 'run')}, first in run {defect.run}{variant}; {defect.reduced}."
+        )
         yield ""
         yield from _steps(defect)
 
@@ -132,6 +131,10 @@ def _rest(answer: ConformAnswer) -> Iterator[str]:
         for one in inapplicable:
             yield f"| {_title(one.property_id)} | {one.why} |"
         yield ""
+
+
+def _counted(number: int, thing: str) -> str:
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
 def _title(id: str) -> str:

@@ -61,7 +61,8 @@ class ConformAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema
     date: the day of the walk (UTC).
     versions: package -> its version.
     operations: the number of steps of all runs.
-    seconds: time of the runs, without imports and reductions.
+    limit: the time after which the walk should end (s).
+    seconds: time of the runs (s), without imports and reductions. The first run is never cut short.
     interrupted: whether the walk ended early: by a signal, or because its process ended too often.
     properties: all of kvsm's properties.
     """
@@ -74,6 +75,7 @@ class ConformAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema
     seed: int
     runs: int
     operations: int
+    limit: float
     seconds: float
     interrupted: bool
     properties: tuple[PropertyVerdict, ...]

@@ -71,8 +71,13 @@ BUILT_IN = {
         (f"{_VLLM}:TieringManager", f"{_VLLM}:TieringManagerWithRoom"),
     ),
     "vllm:fs": BuiltIn(
-        "vLLM's `fs` secondary tier; in every second run a miss may be repeated to later requests",
-        (f"{_VLLM}:FileSystemTier", f"{_VLLM}:FileSystemTierWithLastingMisses"),
+        "vLLM's `fs` secondary tier; in two of three runs a miss may be repeated to later requests, and in "
+        "one of them nothing damages files",
+        (
+            f"{_VLLM}:FileSystemTier",
+            f"{_VLLM}:FileSystemTierWithLastingMisses",
+            f"{_VLLM}:FileSystemTierWithIntactFiles",
+        ),
     ),
     "kvsm:KvsmConnector": BuiltIn("kvsm's connector for vLLM", connector="KvsmConnector"),
     "kvsm:MemoryTier": BuiltIn("kvsm's tier in memory, for tests", (f"{_VLLM}:KvsmMemoryTier",)),

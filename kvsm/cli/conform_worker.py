@@ -1,4 +1,4 @@
-"""The process of `kvsm conform` that runs the target's code: `python -m kvsm.cli.conform_worker FD ORDER`.
+"""The process of `kvsm conform` that runs the target's code.
 
 It writes one JSON object a line to a pipe, and the command reads them. So if the process ends or hangs, the
 command knows in which run. A call that ends the process in Python (`os._exit`, `sys.exit`), or that hangs,
@@ -268,7 +268,7 @@ def _place(frame: FrameType | None) -> str:
 
 def main() -> None:
     """Carry out the order of the command line."""
-    faulthandler.enable()
+    faulthandler.enable(all_threads=False)
     pipe = os.fdopen(int(sys.argv[1]), "wb")
     order = msgspec.json.decode(sys.argv[2], type=WorkOrder)
 
@@ -283,7 +283,3 @@ def main() -> None:
     except (Exception, SystemExit) as error:
         send(Refused(f"{order.target}: walking it raised {described(error)}"))
         raise
-
-
-if __name__ == "__main__":
-    main()

@@ -187,8 +187,10 @@ class SecondaryTierMachine(PropertyMachine):
         """Keys that must hit: their store succeeded, and nothing has damaged them."""
         self._possible: set[ChunkKey] = set()
         """Keys that may hit: a store of them was begun."""
-        self._missed: dict[ChunkKey, set[TierRequest]] = {}
-        """Key -> the unfinished requests that were told that it is missing."""
+        self._askers: dict[ChunkKey, set[TierRequest]] = {key: set() for key in _KEYS}
+        """Key -> the unfinished requests that have looked it up."""
+        self._early: dict[ChunkKey, set[TierRequest]] = {}
+        """Key -> those of them that did so before its store succeeded."""
         self._announced: set[bytes] = set()
         self._asked: list[TierRequest] = []
         self._restarted = False
@@ -286,14 +288,17 @@ class SecondaryTierMachine(PropertyMachine):
     def _finish(self, request: TierRequest) -> None:
         request.over = True
         self.tier.on_request_finished(request.context)
-        for missed in self._missed.values():
-            missed.discard(request)
+        for requests in (*self._askers.values(), *self._early.values()):
+            requests.discard(request)
 
     def _look_up(self, request: TierRequest, key: ChunkKey) -> LookupResult:
+        self._askers[key].add(request)
         answer = self.tier.lookup(key, request.context)
         if not isinstance(answer, LookupResult):
             message = f"your tier answered lookup({key!r}, {request}) with {answer!r}, no LookupResult"
             raise PropertyBroken(Property.LEGAL_CALLS, message)
+        if key in self._stored:
+            count_case(Property.STORED_ONCE, "lookups of stored chunks")
         if answer is LookupResult.HIT:
             self._hit(key)
         elif answer is LookupResult.MISS:
@@ -308,15 +313,13 @@ class SecondaryTierMachine(PropertyMachine):
             raise PropertyBroken(Property.PUBLISH_AFTER_COMMIT, f"{key!r} is a hit, but it was never stored")
 
     def _miss(self, request: TierRequest, key: ChunkKey) -> None:
-        others = self._missed.setdefault(key, set())
         if key not in self._stored:
-            others.add(request)
             return
-        count_case(Property.STORED_ONCE, "lookups of stored chunks")
-        if request in others or (self.misses_last and others):
+        early = self._early.get(key, set())
+        if request in early or (self.misses_last and early):
             return  # A tier may remember its answer for the request.
         if self.capacity is None:
-            asked = f"; {sorted(map(str, others))} asked before the store" if others else ""
+            asked = f", and {sorted(map(str, early))} had asked before" if early else ""
             raise PropertyBroken(
                 Property.STORED_ONCE, f"{key!r} is a miss for {request}, but its store has succeeded{asked}"
             )
@@ -379,7 +382,8 @@ class SecondaryTierMachine(PropertyMachine):
             self._stored.difference_update(() if job.is_load else job.keys)
             self._release(job)
         self._jobs.clear()
-        self._missed.clear()
+        for requests in (*self._askers.values(), *self._early.values()):
+            requests.clear()
         for request in self._asked:
             request.over = True
         self._restarted = True
@@ -412,7 +416,10 @@ class SecondaryTierMachine(PropertyMachine):
         if job.is_load:
             self._end_load(job, result)
         elif result.success:
-            self._stored.update(job.keys)
+            for key in job.keys:
+                if key not in self._stored:
+                    self._stored.add(key)
+                    self._early[key] = set(self._askers[key])
         elif not self.may_fail and not _is_disk_full():
             message = f"the {job} could be carried out, and is reported as failed"
             raise PropertyBroken(Property.FAILURE_IS_NOT_SUCCESS, message)

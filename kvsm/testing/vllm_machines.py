@@ -102,6 +102,12 @@ class FileSystemTierWithLastingMisses(FileSystemTier):
     misses_last = True
 
 
+class FileSystemTierWithIntactFiles(FileSystemTierWithLastingMisses):
+    """The same, where nothing else removes or truncates files."""
+
+    damage = None
+
+
 class KvsmMemoryTier(SecondaryTierMachine):
     """kvsm's `MemoryTier`, which `kvsm vllm-fuzz` puts below OffloadingConnector."""
 

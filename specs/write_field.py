@@ -1,0 +1,188 @@
+"""Write docs/field.md and docs/field/: what `kvsm conform` shows about each target of the field.
+
+    PYTHONPATH=.:specs python -m write_field walk vllm-0.33.0=/path/to/bin/python [NAME ...]
+    PYTHONPATH=.:specs python -m write_field render
+
+`walk` walks the targets of an environment, or only those whose name contains one of NAME, with the Python of
+the environment, and keeps each result as JSON beside its page. `render` writes all pages again from these
+results, without a walk. A test checks that the pages are up to date.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from kvsm.cli.conform_page import command_of, page_of
+from kvsm.cli.conform_result import BROKEN, HELD, NOT_EXERCISED, ConformAnswer
+from kvsm.properties import Property
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+PAGES = DOCS / "field"
+
+SECONDS, REDUCE_SECONDS, SEED = 60, 30, 20261129
+
+
+class Entry(NamedTuple):
+    """A page. name: of its file. environment: in which it is walked. target: for `kvsm conform`.
+
+    note: Markdown below the title, about what stands in for a device and what is left out.
+    """
+
+    name: str
+    environment: str
+    target: str
+    note: str = ""
+
+
+_VLLM_TARGETS = (
+    "SimpleCPUOffloadConnector",
+    "SimpleCPUOffloadConnector-lazy",
+    "OffloadingConnector",
+    "OffloadingConnector-tiers",
+    "CPUOffloadingManager",
+    "CPUOffloadingManager-arc",
+    "TieringOffloadingManager",
+    "fs",
+)
+_SGLANG = "Streams, events, a copy kernel and the registration of host memory are stand-ins " + (
+    "(`specs/sglang_tree/without_gpu.py`)."
+)
+
+FIELD = (
+    *(
+        Entry(f"{environment}-{target}", environment, f"vllm:{target}")
+        for environment in ("vllm-0.33.0", "vllm-0.32.0")
+        for target in _VLLM_TARGETS
+    ),
+    *(
+        Entry(f"{environment}-KvsmConnector", environment, "kvsm:KvsmConnector")
+        for environment in ("vllm-0.33.0", "vllm-0.32.0")
+    ),
+    Entry("kvsm-MemoryTier", "vllm-0.33.0", "kvsm:MemoryTier"),
+    Entry("kvsm-OffloadScheduler", "kvsm", "kvsm:OffloadScheduler"),
+    Entry("kvsm-HostCopyEngine", "kvsm", "kvsm:HostCopyEngine"),
+    Entry("kvsm-FileCopyEngine", "kvsm", "kvsm:FileCopyEngine"),
+    Entry("kvsm-StreamCopyEngine", "kvsm", "kvsm:StreamCopyEngine"),
+    *(
+        Entry(f"sglang-0.5.23-{machine}", "sglang", f"sglang_tree.machines:{machine}", _SGLANG)
+        for machine in ("WriteBackRust", "WriteBack", "WriteThroughRust", "WriteThrough")
+    ),
+)
+
+
+def answers() -> dict[str, ConformAnswer]:
+    """Name of a page -> its result, for all results that are kept."""
+    return {
+        entry.name: msgspec.json.decode(path.read_bytes(), type=ConformAnswer, strict=False)
+        for entry in FIELD
+        if (path := PAGES / f"{entry.name}.json").exists()
+    }
+
+
+def texts() -> dict[Path, str]:
+    """Each page and its text."""
+    kept = answers()
+    pages = {
+        PAGES / f"{entry.name}.md": _page(entry, kept[entry.name]) for entry in FIELD if entry.name in kept
+    }
+    return {**pages, DOCS / "field.md": _overview(kept)}
+
+
+def _page(entry: Entry, answer: ConformAnswer) -> str:
+    title, _, rest = page_of(answer).partition("\n")
+    version = entry.environment if entry.environment.startswith("vllm") else ""
+    heading = f"{title} with {version.replace('-', ' ').replace('vllm', 'vLLM')}" if version else title
+    note = f"\n{entry.note}\n" if entry.note else ""
+    return f"{heading}\n{note}{rest}"
+
+
+_OVERVIEW = """\
+# The field
+
+<!-- Written by `PYTHONPATH=.:specs python -m write_field`. Do not edit. -->
+
+What [`kvsm conform`](testing.md#conformance-on-one-page) shows about connectors, managers, tiers, prefix trees and copy
+engines, without a GPU. Each row is a walk with the same seed and the same time; a page has the steps of what is broken,
+and the cases in which a property could have been found broken. A walk proves nothing about cases that did not arise.
+
+| mark | meaning |
+| --- | --- |
+| + | held: cases arose in which a check could have failed, and none did |
+| **x** | broken: the page has the steps |
+| o | not exercised: no such case arose |
+| | not applicable: the page says why |
+
+"""
+
+_NOT_WALKED = DOCS / "field" / "not-walked.md"
+
+
+def _overview(kept: dict[str, ConformAnswer]) -> str:
+    lines = [_OVERVIEW.rstrip("\n"), ""]
+    lines += [f"| target | {' | '.join(one.id for one in Property)} |", f"| --- |{' --- |' * len(Property)}"]
+    entries = [entry for entry in FIELD if entry.name in kept]
+    for entry in entries:
+        marks = [_MARKS.get(one.verdict, "") for one in kept[entry.name].properties]
+        lines.append(f"| [{_name(entry)}](field/{entry.name}.md) | {' | '.join(marks)} |")
+    lines += ["", "[properties.md](properties.md) says what each property is.", "", "## Commands", ""]
+    lines += ["| target | date | walked | command |", "| --- | --- | --- | --- |"]
+    for entry in entries:
+        answer = kept[entry.name]
+        walked = f"{answer.runs:,} runs, {answer.operations:,} steps"
+        lines.append(f"| {_name(entry)} | {answer.date} | {walked} | `{command_of(answer)}` |")
+    lines += ["", _NOT_WALKED.read_text().rstrip("\n"), ""]
+    lines += ["```{toctree}", ":hidden:", ""]
+    lines += [f"field/{entry.name}" for entry in entries]
+    return "\n".join([*lines, "```", ""])
+
+
+_MARKS = {HELD: "+", BROKEN: "**x**", NOT_EXERCISED: "o"}
+
+
+def _name(entry: Entry) -> str:
+    short = entry.target.rpartition(":")[2]
+    return f"{entry.environment.replace('-', ' ')} {short}"
+
+
+def walk(environment: str, python: str, names: list[str]) -> None:
+    """Walk the targets of an environment with its Python, and write their pages."""
+    for entry in FIELD:
+        if entry.environment != environment or not (not names or any(name in entry.name for name in names)):
+            continue
+        command = [python, "-m", "kvsm", "conform", entry.target, "--json", "--seed", str(SEED)]
+        command += ["--seconds", str(SECONDS), "--reduce-seconds", str(REDUCE_SECONDS)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
+        print(f"{entry.name}: exit code {done.returncode}", flush=True)
+        if done.returncode in (0, 1):
+            answer = msgspec.json.decode(done.stdout, type=ConformAnswer, strict=False)
+            PAGES.mkdir(exist_ok=True)
+            kept = msgspec.json.format(msgspec.json.encode(answer), indent=1)
+            (PAGES / f"{entry.name}.json").write_bytes(kept + b"\n")
+    render()
+
+
+def render() -> None:
+    """Write all pages from the results that are kept."""
+    for path, text in texts().items():
+        path.write_text(text)
+
+
+def main(arguments: list[str]) -> None:
+    """Carry out the command line, as the docstring of this file says."""
+    match arguments:
+        case ["render"]:
+            render()
+        case ["walk", where, *names]:
+            environment, _, python = where.partition("=")
+            walk(environment, python, names)
+        case _:
+            raise SystemExit(__doc__)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
