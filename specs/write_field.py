@@ -106,9 +106,10 @@ _OVERVIEW = """\
 
 <!-- Written by `PYTHONPATH=.:specs python -m write_field`. Do not edit. -->
 
-What [`kvsm conform`](testing.md#conformance-on-one-page) shows about connectors, managers, tiers, prefix trees and copy
-engines, without a GPU. Each row is a walk with the same seed and the same time; a page has the steps of what is broken,
-and the cases in which a property could have been found broken. A walk proves nothing about cases that did not arise.
+What [`kvsm conform`](testing.md#conformance-on-one-page) shows about connectors, managers, tiers, prefix
+trees and copy engines, without a GPU. Each row is a walk with the same seed and the same time. Its page has
+the steps of what is broken, and the cases in which a property could have been found broken. A walk proves
+nothing about cases that did not arise.
 
 | mark | meaning |
 | --- | --- |

@@ -97,7 +97,7 @@ class Walked(Protocol):
     """A target that can be walked. Run number N is made by `variants[N % len(variants)]`."""
 
     variants: tuple[str, ...]
-    not_applicable: Mapping[Property, str]
+    not_applicable: dict[Property, str]
 
     def runs(self, seed: int, variant: int) -> RunMaker: ...
     def unreduced(self, seed: int, variant: int, failure: WalkFailure) -> SavedFailure: ...
@@ -164,7 +164,7 @@ class WalkedMachines:
 class WalkedConnector:
     """A connector under vLLM's scheduler. Every second run makes no resets, to look beyond their defects."""
 
-    variants = ("", "without resets")
+    variants: tuple[str, ...] = ("", "without resets")
 
     def __init__(self, connector: str, config: Mapping[str, Any]) -> None:
         choices = Choices(connector, dict(config), (), ())

@@ -30,7 +30,7 @@ from kvsm.errors import ConfigError, KvsmError, PropertyBroken, described
 from kvsm.properties import Property
 from kvsm.system.stopping import CutShort
 
-STALL_S = 30
+STALL_S = int(os.environ.get("KVSM_CONFORM_STALL_S", "30"))
 """A call that has not returned after this time hangs (s)."""
 
 MOST_DEFECTS = 10
@@ -138,7 +138,6 @@ class Worker:
         reasons = {missing.id: why for missing, why in walked.not_applicable.items()}
         self._send(Ready(versions_of(order.target), walked.variants, reasons))
         taken_counts()
-        _watch()
         spent, number = 0.0, order.first_run
         while number == order.first_run or spent < order.seconds:
             self._send(RunBegan(number, 0.0))
@@ -230,13 +229,16 @@ def _found(finding: Any, variant: str, run: int) -> DefectFound:
 
 
 def _watch() -> None:
-    """Turn a hang, and `os._exit` in this process, into broken properties."""
+    """Turn a hang, and `os._exit` in this process, into broken properties.
+
+    A target takes longer to import than a call may take, so a hang before the first case is none.
+    """
     main, here, really_exit = threading.main_thread(), os.getpid(), os._exit
     counted = [-1]
 
     def look(_number: int, frame: FrameType | None) -> None:
         now = total_counted()
-        if now != counted[0]:
+        if now != counted[0] or not now:
             counted[0] = now
             return
         place = _place(frame)
@@ -277,6 +279,7 @@ def main() -> None:
         pipe.flush()
 
     try:
+        _watch()
         Worker(order, send).work()
     except ConfigError as error:
         send(Refused(str(error)))

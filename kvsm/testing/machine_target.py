@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.control import current_build_context
 from hypothesis.core import decode_failure
 from hypothesis.database import ExampleDatabase, choices_to_bytes
-from hypothesis.errors import DidNotReproduce
+from hypothesis.errors import DidNotReproduce, FlakyFailure
 from hypothesis.reporting import with_reporter
 from hypothesis.stateful import RuleBasedStateMachine, get_state_machine_test
 
@@ -387,7 +387,8 @@ class _Examples:
                 call()
             except Exception as error:
                 self.failed_after = self.failed_after or self.steps - self._steps_before
-                return error
+                # Flaky: it failed, and passed when Hypothesis repeated it. The first failure is the finding.
+                return error.exceptions[0] if isinstance(error, FlakyFailure) else error
         return None
 
     def _test(self, chosen: settings) -> Any:

@@ -177,7 +177,7 @@ class SecondaryTierMachine(PropertyMachine):
         """Make the tier, and let two requests arrive."""
         self._directory = TemporaryDirectory(prefix="kvsm-tier-")
         self.directory = Path(self._directory.name)
-        self._memory = np.frombuffer(mmap.mmap(-1, CHUNKS * CHUNK_BYTES), np.uint8)
+        self._memory: Any = np.frombuffer(mmap.mmap(-1, CHUNKS * CHUNK_BYTES), np.uint8)
         self._memory = self._memory.reshape(CHUNKS, CHUNK_BYTES)
         self._memory[:] = FREE
         self._free = list(range(CHUNKS))

@@ -37,7 +37,7 @@ class _PrimaryMemory:
     """Stands for the memory map that the workers share with the tiers."""
 
     def __init__(self, blocks: int) -> None:
-        self._bytes = np.zeros((blocks, 16), np.uint8)
+        self._bytes: Any = np.zeros((blocks, 16), np.uint8)
 
     def create_kv_memoryview(self) -> memoryview:
         return memoryview(self._bytes)

@@ -78,6 +78,7 @@ ANSWERS: Mapping[str, Sequence[str]] = {
     "kvsm.museum-list/1": ("museum --list --json",),
     "kvsm.vllm-check/1": ("vllm-check --json",),
     "kvsm.vllm-fuzz/1": ("vllm-fuzz --connector KvsmConnector --json",),
+    "kvsm.conform/1": ("conform own_world:BrokenShelf --json --seconds 0 --seed 1",),
     "kvsm.bench-vllm/1": ("bench vllm --json",),
 }
 """Ways to each answer, in this order. LOG is a good log, BROKEN one that breaks a property, SERVED one of the

@@ -1,0 +1,180 @@
+"""`kvsm conform`: what held, what is broken, and what the walk could not have found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import nullcontext
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import conformed
+import pytest
+from click.testing import CliRunner, Result
+
+from kvsm.cli import main
+from kvsm.cli.conform_targets import BUILT_IN
+from kvsm.cli.conform_worker import Message, Worker, WorkOrder, shape_of
+from kvsm.cli.exit_codes import ExitCode
+from kvsm.properties import Property
+
+HERE = Path(conformed.__file__).parent
+
+
+class WorkerHere:
+    """Stands for the process of a worker, whose start takes a second."""
+
+    is_silent = False
+
+    def __init__(self, order: WorkOrder) -> None:
+        self.order = order
+
+    def messages(self, *_: object) -> Iterator[Message]:
+        sent: list[Message] = []
+        Worker(self.order, sent.append).work()
+        yield from sent
+
+
+@pytest.fixture(autouse=True)
+def _in_the_directory_of_the_targets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(HERE)
+    monkeypatch.setenv("PYTHONPATH", str(HERE.parents[1]))
+
+
+@pytest.fixture
+def _here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Walk in this process."""
+    monkeypatch.setattr(
+        import_module("kvsm.cli.conform"), "_worker", lambda order: nullcontext(WorkerHere(order))
+    )
+
+
+def conform(*arguments: str, seconds: float = 0.3) -> Result:
+    limits = ("--seed", "1", "--seconds", str(seconds), "--reduce-seconds", "10")
+    return CliRunner().invoke(main, ["conform", *arguments, *limits])
+
+
+def told(*arguments: str, seconds: float = 0.3) -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads(conform(*arguments, "--json", seconds=seconds).stdout)
+    return answer
+
+
+def verdicts(answer: dict[str, Any]) -> dict[str, str]:
+    return {one["property_id"]: one["verdict"] for one in answer["properties"]}
+
+
+@pytest.mark.usefixtures("_here")
+def test_a_property_held_only_if_a_case_arose() -> None:
+    """Both shelves break nothing; only on the first one something is checked."""
+    first, second = told("conformed:Shelf"), told("conformed:LendsOnly")
+    assert verdicts(first)["S1"] == "held"
+    (held,) = [one for one in first["properties"] if one["verdict"] == "held"]
+    assert held["cases"][0]["case"] == "books that were returned"
+    assert held["cases"][0]["times"] > 10
+    assert verdicts(second)["S1"] == "not exercised"
+    assert first["runs"] > 1
+    assert first["operations"] > 100
+
+
+@pytest.mark.usefixtures("_here")
+def test_the_walk_goes_on_after_a_failure_and_tells_each_defect_once() -> None:
+    answer = told("conformed:TwoFaults", seconds=1)
+    defects = {one["property_id"]: one for one in answer["defects"]}
+    assert len(answer["defects"]) == len(defects) == 2
+    assert {*defects} == {"S1", "S4"}
+    assert all(one["times"] > 1 for one in answer["defects"])
+    assert all("2 steps, reduced from" in one["reduced"] for one in answer["defects"])
+    assert verdicts(answer)["S1"] == verdicts(answer)["S4"] == "broken"
+
+
+@pytest.mark.usefixtures("_here")
+def test_the_exit_code_and_the_page_say_what_is_broken(tmp_path: Path) -> None:
+    page, log = tmp_path / "page.md", tmp_path / "log"
+    result = conform("conformed:TwoFaults", "-o", str(page), "--log", str(log))
+    assert result.exit_code == ExitCode.BROKEN
+    assert page.read_text() == result.stdout
+    assert "### 1. " in result.stdout
+    assert "  2. return" in result.stdout
+    assert list(log.glob("1/test_*.py"))
+
+
+def test_an_end_of_the_process_by_a_signal_is_a_result() -> None:
+    result = conform("conformed:EndsTheProcess")
+    assert result.exit_code == ExitCode.BROKEN
+    assert "the process ended with signal SIGSEGV in run 0" in " ".join(result.stdout.split())
+    assert "interrupted" in result.stdout
+
+
+@pytest.mark.parametrize(("machine", "says"), [("Exits", r"os.\_exit(7)"), ("ExitsNicely", "SystemExit: 3")])
+@pytest.mark.slow
+def test_a_call_that_ends_the_process_is_reduced_like_any_failure(machine: str, says: str) -> None:
+    result = conform(f"conformed:{machine}")
+    assert result.exit_code == ExitCode.BROKEN
+    assert says in result.stdout
+    assert "4 steps, reduced from" in result.stdout
+    assert "state.poll()" in result.stdout or "state.drain()" in result.stdout
+
+
+@pytest.mark.slow
+def test_a_call_that_hangs_is_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVSM_CONFORM_STALL_S", "2")
+    result = conform("conformed:Hangs")
+    assert result.exit_code == ExitCode.BROKEN
+    assert "progress (S9)" in result.stdout
+    assert "a call has not returned after 2 to 4 s" in " ".join(result.stdout.split())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", [name for name in BUILT_IN if BUILT_IN[name].machines[:1] and "kvsm:" in name]
+)
+def test_kvsm_conforms(name: str) -> None:
+    if "vllm" in BUILT_IN[name].machines[0]:
+        pytest.importorskip("vllm", reason="vLLM is not installed")
+    result = conform(name)
+    assert result.exit_code == ExitCode.GOOD, result.output
+    assert " 0 broken" in result.stdout
+
+
+@pytest.mark.usefixtures("_here")
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        ("nothing", "there is no target 'nothing'; see kvsm conform --list"),
+        ("conformed:Nothing", "conformed.py has no Nothing"),
+        ("no_such_module:Machine", "there is no module no_such_module"),
+        ("conformed:HERE", "has no HERE"),
+    ],
+)
+def test_a_target_that_cannot_be_walked_is_refused(target: str, says: str) -> None:
+    result = conform(target)
+    assert result.exit_code == ExitCode.UNUSABLE
+    assert says in result.stderr
+
+
+def test_the_list_names_each_target_and_needs_none() -> None:
+    result = CliRunner().invoke(main, ["conform", "--list"])
+    assert [line.split("\t")[0] for line in result.stdout.splitlines()] == [*BUILT_IN]
+
+
+def test_two_messages_have_one_shape_if_only_names_and_numbers_differ() -> None:
+    first = shape_of("S1", "at rest 4 new keys are offered for 4 blocks, and [new3-0] can be stored", "")
+    assert first == shape_of(
+        "S1", "at rest 7 new keys are offered for 7 blocks, and [] can be stored\nand", ""
+    )
+    assert first != shape_of(
+        "S4", "at rest 4 new keys are offered for 4 blocks, and [new3-0] can be stored", ""
+    )
+    assert shape_of("S8", "a raised KeyError: 3", "a.py:3") == shape_of(
+        "S8", "b raised ValueError: 4", "a.py:3"
+    )
+    assert shape_of("S8", "a raised KeyError: 3", "a.py:3") != shape_of(
+        "S8", "a raised KeyError: 3", "a.py:4"
+    )
+
+
+@pytest.mark.usefixtures("_here")
+def test_each_property_is_told_once() -> None:
+    answer = told("conformed:Shelf", seconds=0)
+    assert [one["property_id"] for one in answer["properties"]] == [one.id for one in Property]
