@@ -52,6 +52,10 @@ _VLLM_TARGETS = (
 _SGLANG = "Streams, events, a copy kernel and the registration of host memory are stand-ins " + (
     "(`specs/sglang_tree/without_gpu.py`)."
 )
+_LMCACHE = (
+    "The connector and its server are LMCache's own (`specs/lmcache_walk/connector.py`): the blocks go "
+    + ("through %s. The copies are not simulated, so their order is not checked.")
+)
 
 FIELD = (
     *(
@@ -62,6 +66,16 @@ FIELD = (
     *(
         Entry(f"{environment}-KvsmConnector", environment, "kvsm:KvsmConnector")
         for environment in ("vllm-0.33.0", "vllm-0.32.0")
+    ),
+    Entry("vllm-0.33.0-kvcr", "vllm-0.33.0-kvcr", "vllm:kvcr"),
+    Entry(
+        "lmcache-0.5.6-Pickled", "lmcache", "lmcache_walk.connector:Pickled", _LMCACHE % "pickled messages"
+    ),
+    Entry(
+        "lmcache-0.5.6-SharedMemory",
+        "lmcache",
+        "lmcache_walk.connector:SharedMemory",
+        _LMCACHE % "shared memory",
     ),
     Entry("kvsm-MemoryTier", "vllm-0.33.0", "kvsm:MemoryTier"),
     Entry("kvsm-OffloadScheduler", "kvsm", "kvsm:OffloadScheduler"),

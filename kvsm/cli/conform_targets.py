@@ -79,6 +79,10 @@ BUILT_IN = {
             f"{_VLLM}:FileSystemTierWithIntactFiles",
         ),
     ),
+    "vllm:kvcr": BuiltIn(
+        "vLLM's `kvcr` secondary tier with a local pool, and no other engine to ask",
+        ("kvsm.testing.kvcr_machine:KvcrTier",),
+    ),
     "kvsm:KvsmConnector": BuiltIn("kvsm's connector for vLLM", connector="KvsmConnector"),
     "kvsm:MemoryTier": BuiltIn("kvsm's tier in memory, for tests", (f"{_VLLM}:KvsmMemoryTier",)),
     "kvsm:OffloadScheduler": BuiltIn(

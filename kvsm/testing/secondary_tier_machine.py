@@ -155,6 +155,9 @@ class SecondaryTierMachine(PropertyMachine):
     may_fail = False
     """Whether the tier may fail a job that is possible."""
 
+    polls_forever = False
+    """Whether work is always pending, because other engines may ask for chunks at any time."""
+
     misses_last = False
     """Whether a miss may be repeated to other requests until all that asked for the key have finished."""
 
@@ -501,7 +504,8 @@ class SecondaryTierMachine(PropertyMachine):
             if missing := sorted(map(repr, self._stored - self._announced)):
                 message = f"{', '.join(missing)} are stored, and no event says so"
                 raise PropertyBroken(Property.EVENTS_ARE_STATE, message)
-        self._wait(lambda: not self.tier.has_pending_work(), "no job is in flight, and work is pending")
+        if not self.polls_forever:
+            self._wait(lambda: not self.tier.has_pending_work(), "no job is in flight, and work is pending")
 
     def _wait(self, is_done: Callable[[], bool], otherwise: str) -> None:
         end = time.monotonic() + WAIT_S
