@@ -1,8 +1,8 @@
 """LMCache's multi-process connector, with a server of its own.
 
-The server is another process, and its answers come when they come: a failure may depend on time. Copies are not
-steps of the simulated device, so only bytes and answers are checked. Each engine of a walk has another model
-name, so that no engine finds blocks of an earlier one.
+The server is another process, and nothing decides when it answers: a failure may depend on time. Copies are
+not steps of the simulated device, so only bytes and answers are checked. Each engine of a walk has another
+model name, so that no engine finds blocks of an earlier one.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Pickled(LMCacheMPConnector):  # type: ignore[misc]
         super().__init__(config, role, kv_cache_config)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> Any:
-        """Wait a moment if the server has not answered: a walk's steps take less time than a real engine's."""
+        """Wait a moment if the server has not answered: a step of a walk is shorter than a real one."""
         answer = super().get_num_new_matched_tokens(request, num_computed_tokens)
         if answer[0] is None:
             time.sleep(WAIT_S)
