@@ -52,6 +52,9 @@ _VLLM_TARGETS = (
 _SGLANG = "Streams, events, a copy kernel and the registration of host memory are stand-ins " + (
     "(`specs/sglang_tree/without_gpu.py`)."
 )
+_FILES = (
+    "`HiCacheFile` is called as SGLang's cache controller calls it (`specs/sglang_tree/file_storage.py`)."
+)
 _LMCACHE = (
     "The connector and its server are LMCache's own (`specs/lmcache_walk/connector.py`): the blocks go "
     + ("through %s. The copies are not simulated, so their order is not checked.")
@@ -66,6 +69,10 @@ FIELD = (
     *(
         Entry(f"{environment}-KvsmConnector", environment, "kvsm:KvsmConnector")
         for environment in ("vllm-0.33.0", "vllm-0.32.0")
+    ),
+    *(
+        Entry(f"sglang-0.5.23-{machine}", "sglang", f"sglang_tree.file_storage:{machine}", _FILES)
+        for machine in ("FileStorage", "FileStorageWithIntactFiles", "FileStorageWithMetadataCache")
     ),
     Entry("vllm-0.33.0-kvcr", "vllm-0.33.0-kvcr", "vllm:kvcr"),
     Entry(

@@ -53,6 +53,9 @@ from kvsm.properties import Property
 _SILENT_S = 8 * STALL_S
 """A worker that sends nothing for this time, and for the time of a reduction, is ended (s)."""
 
+_IMPORT_S = 900
+"""The same while it imports the target (s). vLLM's import takes minutes on a busy machine."""
+
 _START = "import sys; del sys.path[0]; from kvsm.cli.conform_worker import main; main()"
 """Starts a worker. The current directory is not searched yet: a file there may be named like a package."""
 
@@ -303,7 +306,7 @@ class _Worker:
 
     def messages(self, silent_s: float, ending: EndRequest) -> Iterator[Message]:
         """Yield what the worker sends, until it ends, is silent for too long, or the command must end."""
-        decoder, rest, heard = msgspec.json.Decoder(Message), b"", monotonic()
+        decoder, rest, heard = msgspec.json.Decoder(Message), b"", monotonic() + _IMPORT_S - silent_s
         while not ending.is_made():
             if not select.select([self._pipe], [], [], 0.2)[0]:
                 self.is_silent = monotonic() - heard > silent_s
@@ -324,7 +327,7 @@ class _Worker:
     def how_it_ended(self) -> str:
         """Describe the end of the process."""
         if self.is_silent:
-            return f"the process did nothing for {_SILENT_S} s"
+            return "the process did nothing for minutes"
         code = self._process.wait()
         if code < 0:
             return f"the process ended with signal {signal.Signals(-code).name}"
