@@ -24,7 +24,7 @@ from kvsm.properties import Property
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGES = DOCS / "field"
 
-SECONDS, REDUCE_SECONDS, SEED = 60, 30, 20261129
+SECONDS, REDUCE_SECONDS, SEED = 60, 20, 20261129
 
 
 class Entry(NamedTuple):
@@ -141,7 +141,7 @@ nothing about cases that did not arise.
 
 """
 
-_NOT_WALKED = DOCS / "field" / "not-walked.md"
+_NOT_WALKED = Path(__file__).with_name("field_not_walked.md")
 
 
 def _overview(kept: dict[str, ConformAnswer]) -> str:

@@ -71,9 +71,7 @@ COMMANDS = {
         WRONG,
         "Fuzz any vLLM connector under vLLM's scheduler; reduce failures.",
     ),
-    "conform": Listed(
-        "conform", WRONG, "Walk a connector, manager, tier, tree or copy engine; print what held."
-    ),
+    "conform": Listed("conform", WRONG, "Walk a connector, manager or tier; print what held."),
     "diagram": Listed("diagram", WRONG, "Draw a state machine from its transition table."),
 }
 """Each command, in the order of the help. A test compares `says` with the command's own help."""

@@ -34,10 +34,10 @@ from kvsm.cli.conform_targets import BUILT_IN
 from kvsm.cli.conform_worker import (
     STALL_S,
     DefectFound,
-    Ended,
+    WalkEnded,
     Message,
     Ready,
-    Refused,
+    TargetRefused,
     RunBegan,
     RunEnded,
     WorkOrder,
@@ -117,9 +117,9 @@ def conform(
     as_json: bool,
     **limits: Any,
 ) -> None:
-    """Walk a connector, manager, tier, tree or copy engine; print what held.
+    """Walk a connector, manager or tier; print what held.
 
-    TARGET is a built-in name (--list), or module:Class: a machine of kvsm.testing, a world, or a connector of
+    A prefix tree and a copy engine, too. TARGET is a built-in name (--list), or module:Class: a machine of kvsm.testing, a world, or a connector of
     vLLM. Hypothesis, or vLLM's real scheduler around a model of words, makes the calls in random orders.
 
     The page has each property of kvsm once. It held only if a case arose in which a check could have failed;
@@ -147,7 +147,7 @@ def conform(
     where = "" if directory is None else str(directory)
     order = WorkOrder(target=target, config=config, directory=where, **limits)
     with ends_between_steps() as ending:
-        answer = Conformance(order, ending).walk()
+        answer = ConformWalk(order, ending).walk()
     page = page_of(answer)
     if output is not None:
         output.write_text(page)
@@ -161,7 +161,7 @@ def conform(
         raise SystemExit(ending.code or ExitCode.INTERRUPTED)
 
 
-class Conformance:
+class ConformWalk:
     """Walks a target in other processes, one after the other, until its time is over."""
 
     def __init__(self, order: WorkOrder, ending: EndRequest) -> None:
@@ -193,7 +193,7 @@ class Conformance:
 
     def _listen(self, worker: _Worker) -> None:
         for message in worker.messages(_SILENT_S + self._order.reduce_seconds, self._ending):
-            if isinstance(message, Refused):
+            if isinstance(message, TargetRefused):
                 raise ConfigError(message.why)
             if isinstance(message, Ready):
                 self._ready = self._ready or message
@@ -321,7 +321,7 @@ class _Worker:
             for line in lines:
                 message = decoder.decode(line)
                 yield message
-                if isinstance(message, Ended):
+                if isinstance(message, WalkEnded):
                     return
 
     def how_it_ended(self) -> str:

@@ -86,12 +86,12 @@ BUILT_IN = {
     "kvsm:KvsmConnector": BuiltIn("kvsm's connector for vLLM", connector="KvsmConnector"),
     "kvsm:MemoryTier": BuiltIn("kvsm's tier in memory, for tests", (f"{_VLLM}:KvsmMemoryTier",)),
     "kvsm:OffloadScheduler": BuiltIn(
-        "kvsm's scheduler and core with a small engine", (f"{_KVSM}:Scheduler",)
+        "kvsm's scheduler and core with a small engine", (f"{_KVSM}:SchedulerMachine",)
     ),
-    "kvsm:HostCopyEngine": BuiltIn("kvsm's copy engine with threads", (f"{_KVSM}:HostCopies",)),
-    "kvsm:FileCopyEngine": BuiltIn("kvsm's copy engine over a file", (f"{_KVSM}:FileCopies",)),
+    "kvsm:HostCopyEngine": BuiltIn("kvsm's copy engine with threads", (f"{_KVSM}:HostCopyMachine",)),
+    "kvsm:FileCopyEngine": BuiltIn("kvsm's copy engine over a file", (f"{_KVSM}:FileCopyMachine",)),
     "kvsm:StreamCopyEngine": BuiltIn(
-        "kvsm's copy engine of streams and events, on a simulated device", (f"{_KVSM}:StreamCopies",)
+        "kvsm's copy engine of streams and events, on a simulated device", (f"{_KVSM}:StreamCopyMachine",)
     ),
 }
 """Short name -> the target."""
@@ -208,9 +208,9 @@ _SCHEDULERS = {
     Property.ONE_TOKEN_LEFT: "a scheduler decides it",
 }
 _OF_CONNECTORS = {
-    Property.CONSERVATION: "the books of the connector are not visible; lost host blocks count as S4",
+    Property.CONSERVATION: "the books of the connector are not visible; lost host blocks count as one release per hold (S4)",
     Property.PUBLISH_AFTER_COMMIT: "a block that is served too early is seen as wrong bytes (S15)",
-    Property.NO_REUSE_IN_FLIGHT: "a block that is reused too early is seen as unordered copies (S12) or as "
+    Property.NO_REUSE_IN_FLIGHT: "a block that is reused too early is seen as unordered copies or as "
     "wrong bytes (S15)",
     Property.MATCH_HOLDS: "a hit that is evicted before its load is seen as wrong bytes (S15)",
     Property.DETERMINISM: "no log of the connector is compared",
@@ -248,7 +248,7 @@ _OF_KINDS: dict[str, dict[Property, str]] = {
         Property.CONSERVATION: "an engine has no books",
         Property.PUBLISH_AFTER_COMMIT: "an engine knows no keys",
         Property.NO_REUSE_IN_FLIGHT: "the caller keeps blocks apart",
-        Property.ONE_RELEASE_PER_HOLD: "an engine holds nothing; a transfer that ends twice counts as S9",
+        Property.ONE_RELEASE_PER_HOLD: "an engine holds nothing; a transfer that ends twice breaks progress (S9)",
         Property.STALE_REPORTS: "an engine gets no reports",
         Property.MATCH_HOLDS: "an engine knows no matches",
         Property.EVENTS_ARE_STATE: "an engine publishes no events",
@@ -283,7 +283,7 @@ def versions_of(name: str) -> dict[str, str]:
     """Return the versions of Python and of the packages that the target's code runs with."""
     found = {"python": python_version(), "kvsm": version("kvsm")}
     root = "" if name in BUILT_IN else name.partition(":")[0].partition(".")[0]
-    for package in dict.fromkeys(("hypothesis", "torch", "vllm", "sglang", "lmcache", root)):
+    for package in dict.fromkeys(("hypothesis", "torch", "vllm", "sglang", "lmcache", "kvcr", "nixl", root)):
         if package in sys.modules and package not in found and (known := _version(package)):
             found[package] = known
     return found

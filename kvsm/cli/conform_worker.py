@@ -57,7 +57,7 @@ class WorkOrder(msgspec.Struct, frozen=True, kw_only=True):
     directory: str = ""
 
 
-class Refused(msgspec.Struct, frozen=True, tag=True):
+class TargetRefused(msgspec.Struct, frozen=True, tag=True):
     """The target cannot be walked."""
 
     why: str
@@ -103,11 +103,11 @@ class DefectFound(msgspec.Struct, frozen=True, tag=True):
     directory: str = ""
 
 
-class Ended(msgspec.Struct, frozen=True, tag=True):
+class WalkEnded(msgspec.Struct, frozen=True, tag=True):
     """The time is over."""
 
 
-Message = Refused | Ready | RunBegan | RunEnded | DefectFound | Ended
+Message = TargetRefused | Ready | RunBegan | RunEnded | DefectFound | WalkEnded
 
 _VARYING = re.compile(r"\[[^\]]*\]|\([^)]*\)|\{[^}]*\}|'[^']*'|\b[a-z]*\d[\w.]*\b")
 
@@ -120,7 +120,7 @@ def shape_of(property_id: str, message: str, place: str) -> str:
     return f"{property_id}: {what}"
 
 
-class Worker:
+class TargetWorker:
     """Walks a target, and sends what happens."""
 
     def __init__(self, order: WorkOrder, send: Callable[[Message], None]) -> None:
@@ -133,7 +133,7 @@ class Worker:
         try:
             walked = walked_of(order.target, order.config)
         except KvsmError as error:
-            self._send(Refused(str(error)))
+            self._send(TargetRefused(str(error)))
             return
         reasons = {missing.id: why for missing, why in walked.not_applicable.items()}
         self._send(Ready(versions_of(order.target), walked.variants, reasons))
@@ -143,7 +143,7 @@ class Worker:
             self._send(RunBegan(number, 0.0))
             spent += self._run(walked, number, order.seconds - spent)
             number += 1
-        self._send(Ended())
+        self._send(WalkEnded())
 
     def _run(self, walked: Walked, number: int, left: float) -> float:
         """Make a run. Returns its time. The first run of a worker is never cut short."""
@@ -280,9 +280,9 @@ def main() -> None:
 
     try:
         _watch()
-        Worker(order, send).work()
+        TargetWorker(order, send).work()
     except ConfigError as error:
-        send(Refused(str(error)))
+        send(TargetRefused(str(error)))
     except (Exception, SystemExit) as error:
-        send(Refused(f"{order.target}: walking it raised {described(error)}"))
+        send(TargetRefused(f"{order.target}: walking it raised {described(error)}"))
         raise

@@ -14,18 +14,18 @@ from kvsm.testing.copy_engine_machine import CopyEngineMachine
 from kvsm.testing.offload_machine import OffloadMachine
 
 
-class Scheduler(OffloadMachine):
+class SchedulerMachine(OffloadMachine):
     """kvsm's `OffloadScheduler` with its core, its LRU policy and a small engine."""
 
 
-class HostCopies(CopyEngineMachine):
+class HostCopyMachine(CopyEngineMachine):
     """kvsm's copy engine between two pools in host memory, with threads."""
 
     def make_engine(self, device: Any, host: Any) -> CopyEngine:
         return HostCopyEngine(device, host)
 
 
-class FileCopies(CopyEngineMachine):
+class FileCopyMachine(CopyEngineMachine):
     """kvsm's copy engine whose host pool is a file."""
 
     def make_engine(self, device: Any, host: Any) -> CopyEngine:
@@ -41,7 +41,7 @@ class FileCopies(CopyEngineMachine):
         self.file.close()
 
 
-class StreamCopies(CopyEngineMachine):
+class StreamCopyMachine(CopyEngineMachine):
     """kvsm's engine of streams and events, which copies on a GPU, on a simulated device."""
 
     simulated: SimulatedDevice

@@ -1,6 +1,6 @@
 """Machines for SGLang's storage in files (`HiCacheFile`), based on `kvsm.testing.SecondaryTierMachine`.
 
-It needs vLLM beside SGLang, because the machine speaks vLLM's interface. `FileTier` makes the calls of SGLang's
+It needs vLLM beside SGLang, because the machine has vLLM's interface. `FileTier` makes the calls of SGLang's
 cache controller: `batch_exists`, `batch_set` and `batch_get`, where an error counts as no page.
 """
 

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from kvsm.cli import main
 from kvsm.cli.conform_targets import BUILT_IN
-from kvsm.cli.conform_worker import Message, Worker, WorkOrder, shape_of
+from kvsm.cli.conform_worker import Message, TargetWorker, WorkOrder, shape_of
 from kvsm.cli.exit_codes import ExitCode
 from kvsm.properties import Property
 
@@ -32,7 +32,7 @@ class WorkerHere:
 
     def messages(self, *_: object) -> Iterator[Message]:
         sent: list[Message] = []
-        Worker(self.order, sent.append).work()
+        TargetWorker(self.order, sent.append).work()
         yield from sent
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -174,6 +176,7 @@ def places(logs: dict[str, str], tmp_path: Path) -> dict[str, str]:
 def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Plant a bug for the walk, choose a small model, and replace slow searches by made results."""
     free_slots_under_copies(monkeypatch)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # for the process of `kvsm conform`
     monkeypatch.setattr(Lamps, "made", [without_invariants(lamps(size)) for size in (1, 2)])
     found = museum.search.SearchResult(
         id="B19", checker="core", finding=Finding(Property.LEGAL_CALLS, "refused"), trace=(("arrive", 1),)

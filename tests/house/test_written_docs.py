@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+import write_field
 from museum import EXHIBITS
 from museum.checkers import CHECKERS
 from museum.found import FOUND
@@ -19,6 +20,14 @@ def test_pages_are_current() -> None:
     for name, text in pages().items():
         assert (DOCS / name).read_text(encoding="utf-8") == text, name
     assert README.read_text(encoding="utf-8") == readme()
+
+
+def test_the_pages_of_the_field_are_current() -> None:
+    """`PYTHONPATH=.:specs python -m write_field render` writes them from the results that are kept."""
+    for path, text in write_field.texts().items():
+        assert path.read_text(encoding="utf-8") == text, path
+    kept = {path.stem for path in write_field.PAGES.iterdir()}
+    assert kept == {entry.name for entry in write_field.FIELD}
 
 
 def test_the_readme_counts_right() -> None:
