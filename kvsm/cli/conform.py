@@ -34,12 +34,12 @@ from kvsm.cli.conform_targets import BUILT_IN
 from kvsm.cli.conform_worker import (
     STALL_S,
     DefectFound,
-    WalkEnded,
     Message,
     Ready,
-    TargetRefused,
     RunBegan,
     RunEnded,
+    TargetRefused,
+    WalkEnded,
     WorkOrder,
     shape_of,
 )
@@ -119,8 +119,9 @@ def conform(
 ) -> None:
     """Walk a connector, manager or tier; print what held.
 
-    A prefix tree and a copy engine, too. TARGET is a built-in name (--list), or module:Class: a machine of kvsm.testing, a world, or a connector of
-    vLLM. Hypothesis, or vLLM's real scheduler around a model of words, makes the calls in random orders.
+    A prefix tree and a copy engine, too. TARGET is a built-in name (--list), or module:Class: a machine of
+    kvsm.testing, a world, or a connector of vLLM. Hypothesis, or vLLM's real scheduler around a model of
+    words, makes the calls in random orders.
 
     The page has each property of kvsm once. It held only if a case arose in which a check could have failed;
     the page counts these cases. Otherwise the property was not exercised, or does not apply, and the page

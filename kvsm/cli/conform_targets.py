@@ -208,7 +208,8 @@ _SCHEDULERS = {
     Property.ONE_TOKEN_LEFT: "a scheduler decides it",
 }
 _OF_CONNECTORS = {
-    Property.CONSERVATION: "the books of the connector are not visible; lost host blocks count as one release per hold (S4)",
+    Property.CONSERVATION: "the connector's books are not visible; lost host blocks break one release per "
+    "hold (S4)",
     Property.PUBLISH_AFTER_COMMIT: "a block that is served too early is seen as wrong bytes (S15)",
     Property.NO_REUSE_IN_FLIGHT: "a block that is reused too early is seen as unordered copies or as "
     "wrong bytes (S15)",
@@ -248,7 +249,7 @@ _OF_KINDS: dict[str, dict[Property, str]] = {
         Property.CONSERVATION: "an engine has no books",
         Property.PUBLISH_AFTER_COMMIT: "an engine knows no keys",
         Property.NO_REUSE_IN_FLIGHT: "the caller keeps blocks apart",
-        Property.ONE_RELEASE_PER_HOLD: "an engine holds nothing; a transfer that ends twice breaks progress (S9)",
+        Property.ONE_RELEASE_PER_HOLD: "an engine has no holds; a second end breaks progress (S9)",
         Property.STALE_REPORTS: "an engine gets no reports",
         Property.MATCH_HOLDS: "an engine knows no matches",
         Property.EVENTS_ARE_STATE: "an engine publishes no events",
