@@ -47,7 +47,7 @@ def test_the_source_distribution_has_every_file_of_the_repository() -> None:
     """Without the documents and the specs, 49 files of tests could not even be collected."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
     manifest = (ROOT / "MANIFEST.in").read_text(encoding="utf-8")
-    grafted = tuple(f"{name}/" for name in re.findall(r"^graft (\w+)$", manifest, re.MULTILINE))
+    grafted = tuple(f"{name}/" for name in re.findall(r"^graft (\S+)$", manifest, re.MULTILINE))
     included = set(re.findall(r"^include (\S+)$", manifest, re.MULTILINE))
     by_itself = {"LICENSE", "MANIFEST.in", "README.md", "pyproject.toml", "setup.py"}
     left_out = {
