@@ -1,7 +1,8 @@
 """Write the generated pages of docs/: properties, bugs, troubles, JSON schemas, pictures.
 
-Also writes the parts of README.md, docs/embedding.md, docs/report.md, docs/verification.md, docs/vllm.md,
-specs/museum/README.md and specs/mutants/README.md between `<!-- written: ... -->` and `<!-- end -->`.
+Also writes the parts of docs/embedding.md, docs/report.md, docs/tutorial.md, docs/verification.md,
+docs/vllm.md, specs/museum/README.md and specs/mutants/README.md between `<!-- written: ... -->` and
+`<!-- end -->`.
 
     PYTHONPATH=specs python -m write_docs
 
@@ -30,9 +31,8 @@ from kvsm.explain.tables.schema_text import schema_page
 from kvsm.properties import Property
 from kvsm.states import MACHINES
 
-README = Path(__file__).resolve().parents[1] / "README.md"
-DOCS = README.with_name("docs")
-MUSEUM_README = README.parent / "specs" / "museum" / "README.md"
+ROOT = Path(__file__).resolve().parents[1]
+DOCS, MUSEUM_README = ROOT / "docs", ROOT / "specs" / "museum" / "README.md"
 
 REPOSITORIES = {
     "vllm": "vllm-project/vllm",
@@ -96,17 +96,11 @@ def main() -> None:
         # Where Graphviz is missing, the pictures stay as they are; a test reads them.
         with suppress(ConfigError):
             (DOCS / "pictures" / f"{machine.name}.svg").write_text(svg(machine), encoding="utf-8")
-    README.write_text(readme(), encoding="utf-8")
     mutants_table.README.write_text(mutants_table.readme(), encoding="utf-8")
     MUSEUM_README.write_text(museum_readme(), encoding="utf-8")
     for name, text in pages().items():
         (DOCS / name).parent.mkdir(exist_ok=True)
         (DOCS / name).write_text(text, encoding="utf-8")
-
-
-def readme() -> str:
-    """README.md with up-to-date generated parts."""
-    return with_written_blocks(README.read_text(encoding="utf-8"), source_link)
 
 
 def museum_readme() -> str:
@@ -124,7 +118,7 @@ def pages() -> dict[str, str]:
         "tables.md": schema_page(),
         **{
             name: with_written_blocks((DOCS / name).read_text(encoding="utf-8"), source_link)
-            for name in ("embedding.md", "report.md", "verification.md")
+            for name in ("embedding.md", "report.md", "tutorial.md", "verification.md")
         },
         **{f"pictures/{name}": text for name, text in pictures().items()},
         "vllm.md": with_vllm_tables((DOCS / "vllm.md").read_text(encoding="utf-8")),

@@ -1,8 +1,5 @@
-"""The generated parts of README.md and of pages in docs/: results of the museum, output of commands, and
+"""The generated parts of pages in docs/: results of the museum, output of commands, and
 programs of `examples/`.
-
-<!-- written: bugs -->              a few of the museum's exhibits
-<!-- end -->
 
 <!-- written: museum -->            how many exhibits each checker has found
 <!-- end -->
@@ -49,14 +46,10 @@ from kvsm.cli import main
 
 ROOT = Path(__file__).resolve().parents[1]
 
-SHOWN = ("B17", "B13", "B27", "B05", "B28", "B31", "B36", "B39")
-"""The exhibits in the README, of several systems and several kinds."""
-
 INCIDENT = "run --requests 150 --device-blocks 64 --host-blocks 160 --copies simulated --log incident"
 """The command that writes the log `incident`: a run under memory pressure. Copies are simulated, so the log
 is always the same."""
 
-_HEAD = "| reported in | bug | found as a breach of | actions |\n| --- | --- | --- | --- |\n"
 _SECTION = re.compile(r"^    # ([A-Z].*\.)(?=\n\n)", re.MULTILINE)
 _BLOCK = re.compile(r"(<!-- written: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -65,7 +58,6 @@ def with_written_blocks(page: str, link: Callable[[str], str]) -> str:
     """The page with up-to-date generated blocks. link: turns the source of a bug into a Markdown link."""
 
     tables: dict[str, Callable[[], str]] = {
-        "bugs": lambda: bugs_table(link),
         "museum": museum_table,
         "museum figures": museum_figures,
         "alone": alone_table,
@@ -86,17 +78,6 @@ def with_written_blocks(page: str, link: Callable[[str], str]) -> str:
         return f"{found[1]}{text}{found[3]}"
 
     return _BLOCK.sub(block, page)
-
-
-def bugs_table(link: Callable[[str], str]) -> str:
-    """A table of a few exhibits, with their sources."""
-    rows = []
-    for id in SHOWN:
-        exhibit, found = EXHIBITS[id], FOUND[id]
-        rows.append(f"| {link(exhibit.source)} | {exhibit.title} | {found.property} | {found.steps} |\n")
-    return "| reported in | bug | found as a breach of | actions |\n| --- | --- | --- | --- |\n" + "".join(
-        rows
-    )
 
 
 def museum_table() -> str:

@@ -13,12 +13,14 @@ from places import ROOT
 
 PAGE = (ROOT / "docs" / "embedding.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+ENGINE = PAGE[: PAGE.index("\n## Without steps")]
+"""All but the smallest program, which is no part of the engine."""
 
 
 def programs() -> dict[str, str]:
     """Return path -> text, if each code block of the page goes into the file that the page named last."""
     written: dict[str, str] = {}
-    for block in BLOCK.finditer(PAGE):
+    for block in BLOCK.finditer(ENGINE):
         if block[1] == "python":
             path = re.findall(r"`(engine/\w+\.py)`", PAGE[: block.start()])[-1]
             written[path] = f"{written[path]}\n{block[2]}" if path in written else block[2]

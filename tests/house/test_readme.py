@@ -2,64 +2,69 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from museum import EXHIBITS
+from museum.alone import ALONE
+from museum.found import FOUND
 from places import ROOT
 
 import kvsm
+from kvsm.vllm.versions import TESTED
 
-README = (ROOT / "README.md").read_text()
-EXAMPLE = re.search(r"```python\n(.*?)```", README, re.DOTALL)
-
-
-def test_embedding_example_runs_and_its_log_verifies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvsm.cli import main
-
-    assert EXAMPLE is not None
-    monkeypatch.chdir(tmp_path)
-    exec(compile(EXAMPLE.group(1), "README.md", "exec"), {})
-    assert CliRunner().invoke(main, ["verify", "kv-log"]).exit_code == 0
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+FINDINGS = (ROOT / "docs" / "findings.md").read_text(encoding="utf-8")
+COUNTS = ("ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen")
+PEERS = ("SimpleCPUOffloadConnector", "OffloadingConnector")
 
 
-@pytest.mark.slow
-def test_embedding_examples_pass_a_strict_type_checker(tmp_path: Path) -> None:
-    """The examples of the README and the engine can be copied unchanged into a project that checks types."""
-    assert EXAMPLE is not None
-    (tmp_path / "program.py").write_text(EXAMPLE.group(1))
-    engine = sorted(map(str, (ROOT / "examples" / "engine").glob("*.py")))
-    options = ["--strict", "--config-file=", "--cache-dir=cache", "--explicit-package-bases"]
-    checked = subprocess.run(
-        [sys.executable, "-m", "mypy", *options, "program.py", *engine],
-        cwd=tmp_path,
-        env={**os.environ, "MYPYPATH": os.pathsep.join(map(str, (ROOT, ROOT / "examples", tmp_path)))},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert checked.returncode == 0, checked.stdout + checked.stderr
+def rows_of_findings() -> list[list[str]]:
+    """The cells of each row of the table at the top of docs/findings.md: connector, effect, versions."""
+    table = FINDINGS.split("| --- | --- | --- |\n")[1].split("\n\n")[0]
+    return [row.strip("|").split(" | ") for row in table.splitlines()]
 
 
-def test_embedding_example_imports_from_one_place() -> None:
-    """All of a first program is in `kvsm`."""
-    assert EXAMPLE is not None
-    lines = [line for line in EXAMPLE.group(1).splitlines() if line.startswith(("from", "import"))]
-    assert [line for line in lines if "kvsm" in line and not line.startswith("from kvsm import")] == []
+def test_it_is_read_in_two_minutes() -> None:
+    assert len(README.splitlines()) <= 120
+
+
+def test_it_counts_the_exhibits_right() -> None:
+    text, steps = " ".join(README.split()), max(one.steps for one in FOUND.values())
+    assert f"find **{len(ALONE)} of {len(EXHIBITS)}**" in text
+    assert f"**{len(FOUND)} of {len(EXHIBITS)}** are found, each in at most {steps} steps" in text
+    assert f"{sum(one.source.startswith('vllm') for one in EXHIBITS.values())} of them vLLM's" in text
+
+
+def test_it_counts_the_findings_right() -> None:
+    """In all, and of each connector in the newest tested version."""
+    rows = rows_of_findings()
+    assert f"{COUNTS[len(rows) - 10].capitalize()} in {' and '.join(TESTED)} so far" in README
+    row = re.search(r"^\| defects found here.*$", README, re.MULTILINE)
+    assert row is not None
+    newest = [connector for connector, _, versions in rows if TESTED[-1] in versions]
+    simple = sum("SimpleCPUOffloadConnector" in one for one in newest)
+    offloading = sum("OffloadingConnector" in one or "TieringOffloadingManager" in one for one in newest)
+    assert re.findall(r"\[(\d+)\]", row[0]) == [str(simple), str(offloading)]
+
+
+def test_it_quotes_the_ratios_that_were_measured() -> None:
+    """Its own, and those of both connectors of vLLM beside it."""
+    measured = (ROOT / "benchmarks" / "results" / "vllm_cpu.md").read_text(encoding="utf-8")
+
+    def ratio(engine: str) -> str:
+        return measured.split(f"| {engine} | ")[1].split(" | ")[1].split()[0]
+
+    text = " ".join(README.split())
+    assert f"**{ratio('KvsmConnector')} times**" in text
+    for peer in PEERS:
+        assert re.search(rf"{peer}[a-z ]* {re.escape(ratio(peer))}", text), peer
 
 
 def test_every_public_name_can_be_imported() -> None:
     assert [name for name in kvsm.__all__ if getattr(kvsm, name, None) is None] == []
-
-
-def test_embedding_example_is_short() -> None:
-    assert EXAMPLE is not None
-    lines = [line for line in EXAMPLE.group(1).splitlines() if line.strip()]
-    assert len([line for line in lines if not line.startswith(("from", "import"))]) <= 22
 
 
 @pytest.mark.parametrize(

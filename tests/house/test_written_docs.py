@@ -9,8 +9,7 @@ import write_field
 from museum import EXHIBITS
 from museum.checkers import CHECKERS
 from museum.found import FOUND
-from write_docs import DOCS, README, pages, readme, source_link
-from written_blocks import SHOWN
+from write_docs import DOCS, MUSEUM_README, museum_readme, pages, source_link
 
 from kvsm.properties import Property
 
@@ -19,7 +18,7 @@ def test_pages_are_current() -> None:
     """`PYTHONPATH=specs python -m write_docs` writes them."""
     for name, text in pages().items():
         assert (DOCS / name).read_text(encoding="utf-8") == text, name
-    assert README.read_text(encoding="utf-8") == readme()
+    assert MUSEUM_README.read_text(encoding="utf-8") == museum_readme()
 
 
 def test_the_pages_of_the_field_are_current() -> None:
@@ -28,23 +27,6 @@ def test_the_pages_of_the_field_are_current() -> None:
         assert path.read_text(encoding="utf-8") == text, path
     kept = {path.stem for path in write_field.PAGES.iterdir()}
     assert kept == {entry.name for entry in write_field.FIELD}
-
-
-def test_the_readme_counts_right() -> None:
-    """What it claims of the museum, and the ratio that was measured in vLLM."""
-    text = README.read_text(encoding="utf-8")
-    assert (
-        f"**{len(FOUND)} of {len(EXHIBITS)}**, each in at most {max(one.steps for one in FOUND.values())} "
-        in text
-    )
-    assert f"{sum(one.source.startswith('vllm') for one in EXHIBITS.values())} of them vLLM's" in text
-    measured = (README.parent / "benchmarks" / "results" / "vllm_cpu.md").read_text(encoding="utf-8")
-    ratio = measured.split("| KvsmConnector | ")[1].split(" | ")[1].split()[0]
-    assert f"**{ratio} times**" in text
-
-
-def test_a_bug_in_the_readme_comes_from_more_than_one_system() -> None:
-    assert len({EXHIBITS[id].source.split("#")[0].split()[0] for id in SHOWN}) >= 5
 
 
 def test_no_schema_is_left_of_an_answer_that_is_gone() -> None:
