@@ -143,8 +143,13 @@ def _redact(log: Path, out: Path, max_slots: int | None, as_json: bool) -> None:
     from kvsm.tiers.disk_tier import DISK
 
     names = NewNames()
-    below = None if is_named_disk(log) else log_of(DISK, log).log
-    copies = []
+    copies: list[CopiedLog] = []
+    below: Path | None = None
+    if not is_named_disk(log):
+        disk = log_of(DISK, log)
+        below = disk.log
+        if below is not None and not disk.one_process:
+            out /= log.resolve().name  # "engine0": by it, readers know that several processes wrote the log.
     for source, directory in ((log, out), (below, out / DISK)):
         if source is None:
             continue

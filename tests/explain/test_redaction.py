@@ -19,6 +19,7 @@ from log_life import disk
 from msgspec.structs import replace
 from policies_for_tests import ChoosesByNumpy
 from replay_life import Life, random_life, written
+from two_tier_life import DISK_CONFIG, HOST_CONFIG, live
 
 import kvsm
 from kvsm import events as ev
@@ -593,17 +594,31 @@ def test_a_policy_of_another_package_is_withheld_from_its_restart_on(tmp_path: P
     assert verify_log(copy).good
 
 
-@pytest.mark.slow
-def test_the_log_of_the_disk_tier_is_copied_with_the_same_names(tmp_path: Path) -> None:
-    """`verify` and `why` join the two logs by names and numbers."""
-    log = incidents.disk_crawls(tmp_path / "log")
-    result = run("export", log, "--redact", tmp_path / "copy", "--json")
+@pytest.mark.parametrize(
+    ("host", "disk", "copy"),
+    [
+        ("log", "log/disk", "copy"),
+        ("20261121T171408Z-engine0-7", "20261121T171408Z-engine0-disk-7", "copy"),
+        ("engine0", "20261121T171408Z-engine0-disk-7", "copy/engine0"),
+    ],
+)
+def test_the_log_of_the_disk_tier_is_copied_with_the_same_names(
+    tmp_path: Path, host: str, disk: str, copy: str
+) -> None:
+    """`verify` joins the logs of the two tiers by names and numbers, and `why` asks the other one."""
+    keys = [f"key {number}".encode() for number in range(6)]
+    logs = tmp_path / host, tmp_path / disk
+    with Offloader.open(HOST_CONFIG, logs[0]) as above, Offloader.open(DISK_CONFIG, logs[1]) as below:
+        live(above, below, keys)
+    result = run("export", logs[0], "--redact", tmp_path / "copy", "--json")
     assert result.exit_code == 0, result.output
-    copies = [one["directory"] for one in json.loads(result.stdout)["logs"]]
-    assert copies == [str(tmp_path / "copy"), str(tmp_path / "copy" / "disk")]
-    code, told = answer("verify", log)
-    assert "disk" in str(told)
-    assert answer("verify", tmp_path / "copy") == (code, [line.replace(str(log), copies[0]) for line in told])
+    places = [one["directory"] for one in json.loads(result.stdout)["logs"]]
+    assert places == [str(tmp_path / copy), str(tmp_path / copy / "disk")]
+    for log, place, other in zip(logs, places, ("disk", "host")):
+        code, told = answer("verify", log)
+        assert f'"tier": "{other}"' in str(told)
+        there = [line.replace(str(logs[1]), places[1]).replace(str(logs[0]), places[0]) for line in told]
+        assert answer("verify", Path(place)) == (code, there)
 
 
 def test_a_copy_needs_one_log_and_a_new_directory(tmp_path: Path) -> None:
