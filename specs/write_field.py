@@ -141,7 +141,7 @@ nothing about cases that did not arise.
 
 """
 
-_NOT_WALKED = Path(__file__).with_name("field_not_walked.md")
+_NOT_WALKED = Path(__file__).with_name("field_not_walked.txt")
 
 
 def _overview(kept: dict[str, ConformAnswer]) -> str:
