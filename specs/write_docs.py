@@ -1,4 +1,4 @@
-"""Write the generated pages of docs/: properties, bugs, troubles, JSON schemas, pictures.
+"""Write the generated pages of docs/: properties, bugs, troubles, JSON schemas, reports for vLLM, pictures.
 
 Also writes the parts of docs/embedding.md, docs/report.md, docs/tutorial.md, docs/verification.md,
 docs/vllm.md, specs/museum/README.md and specs/mutants/README.md between `<!-- written: ... -->` and
@@ -15,6 +15,7 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
+import upstream_reports
 from json_schemas import schema_texts, scripts_page
 from museum import EXHIBITS, Exhibit
 from museum.alone import ALONE
@@ -123,6 +124,7 @@ def pages() -> dict[str, str]:
         **{f"pictures/{name}": text for name, text in pictures().items()},
         "vllm.md": with_vllm_tables((DOCS / "vllm.md").read_text(encoding="utf-8")),
         **{f"schemas/{name}": text for name, text in schema_texts().items()},
+        **upstream_reports.pages(),
     }
 
 

@@ -5,6 +5,7 @@ Each broken manager has one fault. What is found in vLLM's tiering manager is to
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 import tested_managers as managers
 from tested_managers import tiers, vllms
 from vllm.v1.kv_offload.base import LookupResult, ReqContext, ScheduleEndContext, make_offload_key
+from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
 
 from kvsm.testing import ManagerMachine, PropertyBroken
 from kvsm.vllm.versions import features
@@ -208,6 +210,41 @@ def test_a_promotion_that_ends_in_a_reset_is_told_as_stored() -> None:
     told = [(event.keys, event.removed) for event in steps.manager.take_events()]
     assert told == [(keys[:1], False)]
     assert steps.manager.primary_tier.lookup(keys[0], request) is LookupResult.MISS
+
+
+class Lookups(AsyncLookupManager):  # type: ignore[misc]
+    """vLLM's memory of the lookups of a tier that has these keys."""
+
+    def __init__(self) -> None:
+        super().__init__("test")
+        self.kept: set[bytes] = set()
+
+    def batch_lookup(self, keys: list[Any], req_context: Any) -> list[bool]:  # noqa: ARG002
+        return [key in self.kept for key in keys]
+
+    def answer(self, key: bytes, request: ReqContext) -> bool:
+        """Ask once a step, until the tier has answered."""
+        for _ in range(1_000):
+            if (found := self.lookup(key, request)) is not None:
+                return bool(found)
+            self.flush()
+            time.sleep(0.005)
+        raise AssertionError("the tier has not answered")
+
+
+def test_a_miss_is_remembered_after_the_key_is_in_the_tier() -> None:
+    """As long as a request lives that has asked, also another one gets the miss. Then the tier is asked."""
+    (key,) = keys_of("a", 1)
+    first, second, third = (context(name, [key]) for name in ("r1", "r2", "r3"))
+    lookups = Lookups()
+    assert not lookups.answer(key, first)
+    lookups.kept.add(key)
+    assert not lookups.answer(key, first)
+    assert not lookups.answer(key, second)
+    for request in (first, second):
+        lookups.cleanup(request.req_id)
+    assert lookups.answer(key, third)
+    lookups.shutdown()
 
 
 def test_the_machine_finds_that_a_tiering_manager_makes_a_request_wait() -> None:
