@@ -7,13 +7,20 @@
 
 vLLM has no hook for this choice. So the plugin wraps the one method in which vLLM makes it, and only if the
 variable is set. If the installed vLLM does not have this method, a line in vLLM's log says so.
+
+Without the variable the plugin imports nothing of vLLM: that would be hundreds of modules in processes that
+need none of them. The names are registered when vLLM itself imports its factories.
 """
 
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Callable
 from functools import cache, wraps
+from importlib.machinery import ModuleSpec
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from typing import Any
 
 SWITCH = "KVSM_OFFLOAD"
@@ -24,13 +31,36 @@ _CHOICE = "_post_init_kv_transfer_config"
 _CONNECTOR, _SPEC = "KvsmConnector", "RecordingSpec"
 
 
+def _register_connector(module: Any) -> None:
+    factory = module.KVConnectorFactory
+    if _CONNECTOR not in factory._registry:
+        factory.register_connector(_CONNECTOR, "kvsm.vllm", _CONNECTOR)
+
+
+def _register_spec(module: Any) -> None:
+    factory = module.OffloadingSpecFactory
+    if _SPEC not in factory._registry:
+        factory.register_spec(_SPEC, "kvsm.vllm", _SPEC)
+
+
+_REGISTRARS: dict[str, Callable[[Any], None]] = {
+    "vllm.distributed.kv_transfer.kv_connector.factory": _register_connector,
+    "vllm.v1.kv_offload.factory": _register_spec,
+}
+"""vLLM's modules with a factory -> the function that registers kvsm's name there."""
+
+
 def load() -> None:
     """Register kvsm with vLLM. vLLM calls this, perhaps several times in a process. After any error, vLLM
     continues without the plugin."""
+    _guarded(_register_names)
+    if _is_on():
+        _guarded(_choose_kvsm)
+
+
+def _guarded(act: Callable[..., None], *arguments: Any) -> None:
     try:
-        _register_names()
-        if _is_on():
-            _choose_kvsm()
+        act(*arguments)
     except Exception as error:  # else vLLM would not start, even for users who do not use kvsm
         _log().warning("kvsm: vLLM and kvsm's plugin do not fit together, so it does nothing: %s", error)
 
@@ -47,13 +77,47 @@ def why_not_loaded() -> str:
 
 
 def _register_names() -> None:
-    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
-    from vllm.v1.kv_offload.factory import OffloadingSpecFactory
+    """Register in the factories that are imported, and in the others once they are."""
+    later = {}
+    for name, register in _REGISTRARS.items():
+        if name in sys.modules:
+            register(sys.modules[name])
+        else:
+            later[name] = register
+    if later and not any(isinstance(finder, _AfterImport) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _AfterImport(later))
 
-    if _CONNECTOR not in KVConnectorFactory._registry:
-        KVConnectorFactory.register_connector(_CONNECTOR, "kvsm.vllm", _CONNECTOR)
-    if _SPEC not in OffloadingSpecFactory._registry:
-        OffloadingSpecFactory.register_spec(_SPEC, "kvsm.vllm", _SPEC)
+
+class _AfterImport:
+    """A finder in `sys.meta_path` that finds nothing of its own: it calls a function after a module's first
+    import, and is gone after the last one.
+
+    waiting: module -> its function.
+    """
+
+    def __init__(self, waiting: dict[str, Callable[[Any], None]]) -> None:
+        self._waiting = waiting
+
+    def find_spec(self, name: str, _path: object = None, _target: object = None) -> ModuleSpec | None:
+        """Return the spec that the other finders give, with the call after its import."""
+        register = self._waiting.pop(name, None)
+        if register is None:
+            return None
+        if not self._waiting:
+            sys.meta_path.remove(self)
+        spec = find_spec(name)
+        loader: Any = None if spec is None else spec.loader
+        if loader is None:
+            return spec
+        run = loader.exec_module
+
+        def run_and_register(module: Any) -> None:
+            del loader.exec_module
+            run(module)
+            _guarded(register, module)
+
+        _guarded(setattr, loader, "exec_module", run_and_register)
+        return spec
 
 
 def _is_on() -> bool:
