@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -17,6 +18,7 @@ from click.testing import CliRunner
 from explained import explanations
 from log_life import disk
 from msgspec.structs import replace
+from places import ROOT
 from policies_for_tests import ChoosesByNumpy
 from replay_life import Life, random_life, written
 from two_tier_life import DISK_CONFIG, HOST_CONFIG, live
@@ -414,6 +416,16 @@ def test_copies_of_many_random_lives_verify(tmp_path: Path, policy: str) -> None
         renamed = names.renames()
         code, told = answer("verify", log)
         assert answer("verify", copy) == (code, [renamed(line.replace(str(log), str(copy))) for line in told])
+
+
+@pytest.mark.parametrize("name", ["gap", "lives", "served"])
+def test_a_copy_of_a_log_of_the_first_release_tells_the_same_story(tmp_path: Path, name: str) -> None:
+    """Whoever keeps old logs can still give them away."""
+    log = tmp_path / name
+    shutil.copytree(ROOT / "tests" / "data" / "log-0.1.0" / name, log, ignore=shutil.ignore_patterns("disk"))
+    copy, names, found = copied(log)
+    assert found.damage is None
+    check_same_story(log, copy, names, explained=False)
 
 
 TOLD = (
