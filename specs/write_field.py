@@ -10,15 +10,17 @@ results, without a walk. A test checks that the pages are up to date.
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
+from textwrap import fill
 from typing import NamedTuple
 
 import msgspec
 
 from kvsm.cli.conform_page import command_of, page_of
-from kvsm.cli.conform_result import BROKEN, HELD, NOT_EXERCISED, ConformAnswer
+from kvsm.cli.conform_result import BROKEN, HELD, NOT_EXERCISED, ConformAnswer, PropertyVerdict
 from kvsm.properties import Property
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -116,10 +118,13 @@ def texts() -> dict[Path, str]:
 
 def _page(entry: Entry, answer: ConformAnswer) -> str:
     title, _, rest = page_of(answer).partition("\n")
-    version = entry.environment if entry.environment.startswith("vllm") else ""
-    heading = f"{title} with {version.replace('-', ' ').replace('vllm', 'vLLM')}" if version else title
-    note = f"\n{entry.note}\n" if entry.note else ""
+    heading = f"{title} with vLLM {answer.versions['vllm'].partition('+')[0]}" if _has_vllm(entry) else title
+    note = f"\n{fill(entry.note, 120)}\n" if entry.note else ""
     return f"{heading}\n{note}{rest}"
+
+
+def _has_vllm(entry: Entry) -> bool:
+    return entry.environment.startswith("vllm")
 
 
 _OVERVIEW = """\
@@ -136,6 +141,7 @@ nothing about cases that did not arise.
 | --- | --- |
 | + | held: cases arose in which a check could have failed, and none did |
 | **x** | broken: the page has the steps |
+| (x) | not met by this walk, but broken: [findings.md](findings.md) has the steps |
 | o | not exercised: no such case arose |
 | | not applicable: the page says why |
 
@@ -149,7 +155,7 @@ def _overview(kept: dict[str, ConformAnswer]) -> str:
     lines += [f"| target | {' | '.join(one.id for one in Property)} |", f"| --- |{' --- |' * len(Property)}"]
     entries = [entry for entry in FIELD if entry.name in kept]
     for entry in entries:
-        marks = [_MARKS.get(one.verdict, "") for one in kept[entry.name].properties]
+        marks = [_mark(entry, one) for one in kept[entry.name].properties]
         lines.append(f"| [{_name(entry)}](field/{entry.name}.md) | {' | '.join(marks)} |")
     lines += ["", "[properties.md](properties.md) says what each property is.", "", "## Commands", ""]
     lines += ["| target | date | walked | command |", "| --- | --- | --- | --- |"]
@@ -165,10 +171,24 @@ def _overview(kept: dict[str, ConformAnswer]) -> str:
 
 _MARKS = {HELD: "+", BROKEN: "**x**", NOT_EXERCISED: "o"}
 
+_RESETS = frozenset({Property.LEGAL_CALLS, Property.EVENTS_ARE_STATE, Property.CORRECT_BYTES})
+_KNOWN = {
+    "vllm:OffloadingConnector": _RESETS,
+    "vllm:OffloadingConnector-tiers": _RESETS,
+    "vllm:SimpleCPUOffloadConnector": frozenset({Property.LEGAL_CALLS}),
+    "vllm:SimpleCPUOffloadConnector-lazy": frozenset({Property.LEGAL_CALLS, Property.PROGRESS}),
+    "vllm:TieringOffloadingManager": frozenset({Property.PROGRESS, Property.EVENTS_ARE_STATE}),
+}
+"""Target -> the properties that defects in docs/findings.md break, in both versions of vLLM."""
+
+
+def _mark(entry: Entry, verdict: PropertyVerdict) -> str:
+    known = Property(verdict.property_id) in _KNOWN.get(entry.target, ())
+    return "(x)" if known and verdict.verdict != BROKEN else _MARKS.get(verdict.verdict, "")
+
 
 def _name(entry: Entry) -> str:
-    short = entry.target.rpartition(":")[2]
-    return f"{entry.environment.replace('-', ' ')} {short}"
+    return re.sub(r"^([a-z]+)-(?:([\d.]+)-)?", r"\1 \2 ", entry.name).replace("  ", " ")
 
 
 def walk(environment: str, python: str, names: list[str]) -> None:

@@ -19,7 +19,11 @@ from kvsm.properties import Property
 
 _WIDTH = 120
 _MOST_LINES = 40
-"""A defect with more lines of steps is shown with its middle left out."""
+"""A defect with more lines is shortened."""
+_MOST_BEHIND = 8
+"""The most lines behind the steps of a shortened defect."""
+_CHANGE = "     "
+"""Beginning of a line that says what a step changes."""
 
 
 def page_of(answer: ConformAnswer) -> str:
@@ -88,15 +92,25 @@ def _defects(answer: ConformAnswer) -> Iterator[str]:
 def _steps(defect: ConformDefect) -> Iterator[str]:
     if not defect.steps:
         return
-    lines = list(defect.steps)
-    if len(lines) > _MOST_LINES:
-        half = _MOST_LINES // 2
-        lines = [*lines[:half], f"  ... {len(lines) - 2 * half} lines ...", *lines[-half:]]
     yield "```text"
-    for line in lines:
+    for line in _shortened(list(defect.steps)):
         yield line if len(line) <= _WIDTH else f"{line[: _WIDTH - 4]} ..."
     yield "```"
     yield ""
+
+
+def _shortened(lines: list[str]) -> list[str]:
+    """Leave out, if there are too many lines, what the steps change, then all but the last lines behind the
+    steps, then steps in the middle."""
+    end = next((place for place, line in enumerate(lines) if line.startswith("broken: ")), len(lines))
+    steps, rest = lines[:end], lines[end:]
+    if len(lines) > _MOST_LINES:
+        steps = [line for line in steps if not line.startswith(_CHANGE)]
+        rest = rest if len(rest) <= _MOST_BEHIND else [rest[0], "...", *rest[1 - _MOST_BEHIND :]]
+    if len(steps) > _MOST_LINES:
+        half = _MOST_LINES // 2
+        steps = [*steps[:half], f"  ... {len(steps) - 2 * half} lines ...", *steps[-half:]]
+    return [*steps, *rest]
 
 
 def _held(answer: ConformAnswer) -> Iterator[str]:

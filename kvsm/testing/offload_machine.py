@@ -302,6 +302,7 @@ class OffloadMachine(PropertyMachine):
             self.core.prepare_store("nobody", [b"nothing"], [block] * self._chunk)
         except InvalidEvent:
             self._must_be_unchanged(before, Property.LEGAL_CALLS, f"an offer of device block {block}")
+            count_case(Property.LEGAL_CALLS, "impossible offers that must be refused")
             return
         raise PropertyBroken(Property.LEGAL_CALLS, f"device block {block} is not there, and was stored")
 
