@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import Pipe
@@ -23,6 +24,13 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 from engine_forks import begin
 from kv_event_publisher import keys_of, load_router
 from published_events import readable
+from vllm.distributed.kv_events import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    KVEventBatch,
+    ZmqEventPublisher,
+)
 from waiting import wait_for
 
 from kvsm.explain.story import rebuild
@@ -48,6 +56,15 @@ def free_ports() -> list[int]:
         for one in (first, second):
             one.bind(("127.0.0.1", 0))
         return [first.getsockname()[1], second.getsockname()[1]]
+
+
+def is_free(port: int) -> bool:
+    """Whether a publisher can bind this port. ZeroMQ closes the last one's in a thread of its own."""
+    with socket.socket() as probe, suppress(OSError):
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("0.0.0.0", port))
+        return True
+    return False
 
 
 class Engine:
@@ -148,6 +165,38 @@ def following(ports: dict[str, list[int]]) -> Iterator[RouterThread]:
         yield thread
     finally:
         thread.close()
+
+
+def test_the_router_reads_what_vllms_publisher_sends() -> None:
+    """Without an engine: events of each kind, by replay and live, and a publisher that is made again."""
+    ports = free_ports()
+
+    def publish(publisher: ZmqEventPublisher, *events: object) -> None:
+        publisher.publish(KVEventBatch(ts=time.time(), events=list(events)))
+
+    def stored(medium: str, *hashes: int | bytes) -> BlockStored:
+        return BlockStored(
+            block_hashes=list(hashes),
+            parent_block_hash=None,
+            token_ids=[],
+            block_size=16,
+            lora_id=None,
+            medium=medium,
+            lora_name=None,
+            group_idx=0,
+        )
+
+    with following({"engine": ports}) as router_thread:
+        for big in (1 << 63, b"\xff" * 32):
+            wait_for(lambda: all(map(is_free, ports)), 30)
+            publisher = ZmqEventPublisher(0, f"tcp://*:{ports[0]}", f"tcp://*:{ports[1]}")
+            publish(publisher, stored("GPU", 1, big), stored("CPU", 1, 2))
+            wait_for(lambda big=big: ("GPU", 0, big) in router_thread.keys("engine"), 30)
+            publish(publisher, BlockRemoved(block_hashes=[2], medium="CPU", group_idx=0))
+            publish(publisher, AllBlocksCleared())
+            publish(publisher, stored("STORAGE", 3))
+            wait_for(lambda: router_thread.keys("engine") == {("CPU", 0, 1), ("STORAGE", 0, 3)}, 30)
+            publisher.shutdown()
 
 
 def test_the_router_knows_what_two_engines_have(tmp_path: Path) -> None:
