@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -20,6 +21,8 @@ from kubernetes_manifests import (
     pod,
     size,
 )
+
+from kvsm.vllm.versions import TESTED
 
 VERSIONS = ("1.30", "1.33", "1.36")
 """Of Kubernetes. 1.30 is the first one that accepts a preStop hook that sleeps without a feature gate."""
@@ -111,3 +114,11 @@ def test_services_reach_the_port_of_the_engine() -> None:
     assert port["containerPort"] == int(argument("--port"))
     assert [one["ports"][0]["targetPort"] for one in services] == [port["name"]] * len(services)
     assert len(services) == 2
+
+
+def test_the_image_has_a_tested_vllm() -> None:
+    [version] = re.findall(
+        r"^FROM vllm/vllm-openai:v(\S+)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE
+    )
+    assert version in TESTED
+    assert container()["image"].endswith(f":{version}")
