@@ -147,11 +147,12 @@ def conform(
         raise click.UsageError("Name a target, or give --list.")
     where = "" if directory is None else str(directory)
     order = WorkOrder(target=target, config=config, directory=where, **limits)
+    complain(f"walks {target} for {order.seconds:g} s, seed {order.seed}")
     with ends_between_steps() as ending:
         answer = ConformWalk(order, ending).walk()
     page = page_of(answer)
     if output is not None:
-        output.write_text(page)
+        _write(output, page)
     if as_json:
         say_json(answer)
     else:
@@ -160,6 +161,13 @@ def conform(
         raise SystemExit(ExitCode.BROKEN)
     if answer.interrupted:
         raise SystemExit(ending.code or ExitCode.INTERRUPTED)
+
+
+def _write(output: Path, page: str) -> None:
+    try:
+        output.write_text(page)
+    except OSError as error:
+        raise ConfigError(f"{output}: {error.strerror}; name a file that can be written") from error
 
 
 class ConformWalk:
@@ -171,8 +179,8 @@ class ConformWalk:
         self._runs = self._operations = 0
         self._seconds = 0.0
         self._counts: Counter[tuple[str, str]] = Counter()
-        self._defects: dict[tuple[str, int], DefectFound] = {}
-        """(shape as found, number among equal ones) -> the defect, as far as it is reduced."""
+        self._defects: dict[str, DefectFound] = {}
+        """Shape as found -> the defect, as far as it is reduced."""
         self._times: Counter[str] = Counter()
         self._crashes = 0
         self._run = order.first_run
@@ -189,7 +197,7 @@ class ConformWalk:
 
     def _remaining(self) -> WorkOrder:
         left = max(0.0, self._order.seconds - self._seconds)
-        known = tuple({shape for shape, _ in self._defects})
+        known = tuple(self._defects)
         return msgspec.structs.replace(self._order, seconds=left, first_run=self._run, known=known)
 
     def _listen(self, worker: _Worker) -> None:
@@ -218,11 +226,11 @@ class ConformWalk:
             self._counts[id, case] += times
 
     def _note(self, message: DefectFound) -> None:
-        known = self._defects.get((message.shape, 0))
-        if known is None or message.steps or message.reduced:
-            self._defects[message.shape, 0] = message
-        if not (message.steps or message.reduced):
-            self._times[message.shape] += 1
+        if message.reduced:
+            self._defects[message.shape] = message
+            return
+        self._defects.setdefault(message.shape, message)
+        self._times[message.shape] += 1
 
     def _crashed(self, worker: _Worker) -> None:
         """Record that the worker ended or hung in a run, and skip this run."""
@@ -236,7 +244,7 @@ class ConformWalk:
         message = f"{worker.how_it_ended()} in run {self._run}{worker.last_words()}"
         shape = shape_of(broken.id, message, "")
         defect = DefectFound(broken.id, message, "", shape, variant, self._run, "", "not reduced")
-        self._defects.setdefault((shape, 0), defect)
+        self._defects.setdefault(shape, defect)
         self._times[shape] += 1
         self._run += 1
         self._is_done = self._seconds >= self._order.seconds
@@ -372,11 +380,6 @@ def _worker(order: WorkOrder) -> Iterator[_Worker]:
         worker = _Worker(process, here, errors)
         try:
             yield worker
-        except ConfigError:
-            raise
-        except Exception:
-            complain("the walk could not be continued")
-            raise
         finally:
             if worker.is_silent:
                 os.killpg(process.pid, signal.SIGKILL)

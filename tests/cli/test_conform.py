@@ -178,3 +178,10 @@ def test_two_messages_have_one_shape_if_only_names_and_numbers_differ() -> None:
 def test_each_property_is_told_once() -> None:
     answer = told("conformed:Shelf", seconds=0)
     assert [one["property_id"] for one in answer["properties"]] == [one.id for one in Property]
+
+
+@pytest.mark.usefixtures("_here")
+def test_a_page_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    result = conform("conformed:Shelf", "-o", str(tmp_path / "nowhere" / "page.md"), seconds=0)
+    assert result.exit_code == ExitCode.UNUSABLE
+    assert "No such file or directory; name a file that can be written" in result.stderr
