@@ -117,8 +117,7 @@ def test_services_reach_the_port_of_the_engine() -> None:
 
 
 def test_the_image_has_a_tested_vllm() -> None:
-    [version] = re.findall(
-        r"^FROM vllm/vllm-openai:v(\S+)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE
-    )
+    dockerfile = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
+    [version] = re.findall(r"^FROM vllm/vllm-openai:v(\S+)$", dockerfile, re.MULTILINE)
     assert version in TESTED
     assert container()["image"].endswith(f":{version}")
