@@ -55,7 +55,7 @@ def test_the_source_distribution_has_every_file_of_the_repository() -> None:
         for name in listed.stdout.splitlines()
         if not name.startswith(("kvsm/", *grafted)) and name not in included | by_itself
     }
-    assert left_out == {".gitattributes", ".gitignore"}
+    assert left_out == {".gitignore"}
 
 
 def test_every_python_that_the_package_names_is_tried_in_ci() -> None:
