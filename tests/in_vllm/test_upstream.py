@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,8 +20,10 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from upstream_reports import UPSTREAM, Finding, findings
 
+from kvsm.vllm.versions import installed
+
 FINDINGS = findings()
-VLLM = version("vllm").split("+")[0]
+VLLM = installed().split("+")[0]
 CITED = "0.33.0"
 """The version of the patches, and of the lines that a finding names. If only 0.32.0 has the defect, its
 lines."""
@@ -34,9 +35,11 @@ class Ran(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def run() -> Iterator[Callable[..., Ran]]:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Ran]]:
     """Run a script, optionally with the patched files in a directory."""
-    environment = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
+    # vLLM keeps what it knows of a model there. Two versions with one directory look again for each script.
+    kept = {"VLLM_CACHE_ROOT": str(tmp_path_factory.mktemp("vllm"))}
+    environment = {**os.environ, **kept, "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
     server = subprocess.Popen(
         [sys.executable, str(Path(__file__).parent / "script_server.py")],
         stdin=subprocess.PIPE,
