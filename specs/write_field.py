@@ -59,7 +59,8 @@ _FILES = (
 )
 _LMCACHE = (
     "The connector and its server are LMCache's own (`specs/lmcache_walk/connector.py`): the blocks go "
-    + ("through %s. The copies are not simulated, so their order is not checked.")
+    "through %s. The copies are not simulated, so their order is not checked. One cause of wrong bytes is "
+    "the KV of another LoRA adapter: `specs/lmcache_walk/another_adapter.py` shows it with two requests."
 )
 
 FIELD = (

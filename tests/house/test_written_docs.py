@@ -25,8 +25,8 @@ def test_the_pages_of_the_field_are_current() -> None:
     """`PYTHONPATH=.:specs python -m write_field render` writes them from the results that are kept."""
     for path, text in write_field.texts().items():
         assert path.read_text(encoding="utf-8") == text, path
-    kept = {path.stem for path in write_field.PAGES.iterdir()}
-    assert kept == {entry.name for entry in write_field.FIELD}
+    names = {path.name for path in write_field.PAGES.iterdir()}
+    assert names == {f"{name}.{end}" for name in write_field.answers() for end in ("json", "md")}
 
 
 def test_no_schema_is_left_of_an_answer_that_is_gone() -> None:
