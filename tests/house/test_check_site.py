@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from check_site import main, problems
+from check_site import SEARCHED, WIDTHS, chromium, main, problems, seen_problems
+from timeline_browser import why_no_browser
 
 
 @pytest.mark.parametrize(
@@ -44,3 +45,34 @@ def test_a_style_sheet_that_loads_a_font_is_named(tmp_path: Path) -> None:
 
 def test_a_directory_without_a_page_is_no_site(tmp_path: Path) -> None:
     assert main(tmp_path) == 2
+
+
+CUT = (
+    '<article style="width:300px;overflow:hidden"><pre style="overflow:visible">'
+    + "x" * 200
+    + "</pre></article>"
+)
+WIDE = '<article><img style="width:2000px" src="s.svg"></article>'
+SCROLLS = '<article><pre style="overflow:auto">' + "x" * 400 + "</pre></article>"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(why_no_browser() is not None, reason=str(why_no_browser()))
+def test_a_browser_sees_what_is_cut_off_and_what_the_search_lacks(tmp_path: Path) -> None:
+    for name, text in (("cut", CUT), ("wide", WIDE), ("scrolls", SCROLLS)):
+        (tmp_path / f"{name}.html").write_text(text)
+    words = "".join(f'<li hidden class="{word}"></li>' for word in SEARCHED[1:])
+    (tmp_path / "search.html").write_text(
+        f'<div id="search-results"><ul class="search">{words}</ul></div><script>'
+        'const asked = new URLSearchParams(location.search).get("q");'
+        'for (const row of document.querySelectorAll("li"))'
+        " if (row.className !== asked) row.remove();</script>"
+    )
+    with chromium() as driver:
+        seen = list(seen_problems(tmp_path, driver))
+    assert {line.split(":")[0].split(",")[0] for line in seen} == {
+        "cut.html",
+        "wide.html",
+        f"search.html does not find {SEARCHED[0]}",
+    }
+    assert len([line for line in seen if line.startswith("cut.html")]) == len(WIDTHS)
