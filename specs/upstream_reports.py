@@ -1,4 +1,4 @@
-"""The reports of docs/upstream, made of docs/findings.md, the scripts and the patches.
+"""Write the reports of docs/upstream from docs/findings.md, the scripts and the patches.
 
 A report has the form of vLLM's template for bugs: the environment, and the bug.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from textwrap import fill
 from typing import NamedTuple
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -37,7 +38,7 @@ _INDEX = """\
 docs/upstream/patches. Do not edit. -->
 
 One report for each of the [findings](../findings.md), ready to be sent. Nothing has been sent. Each has a
-script that needs vLLM alone, on a CPU, without a model: it prints `FAILS: ...` and ends with 1 if this vLLM
+script that needs only vLLM, on a CPU, without a model: it prints `FAILS: ...` and exits with 1 if this vLLM
 has the defect. A test (`tests/in_vllm/test_upstream.py`) runs each script with vLLM 0.33.0, and shows that it
 passes with the patch.
 
@@ -52,8 +53,7 @@ _REPORT = """\
 
 ## Your current environment
 
-{versions} Python 3.11, Linux, x86-64, CPU. The defect is in Python code of the scheduler's process; no GPU
-and no model is needed to show it.
+{environment}
 
 ## Describe the bug
 
@@ -65,7 +65,7 @@ Expected: {expected}
 
 Actual: {actual}
 
-The script needs vLLM alone. It prints `FAILS: ...` and ends with 1 if this vLLM has the defect:
+The script needs only vLLM. It prints `FAILS: ...` and exits with 1 if this vLLM has the defect:
 
 ```python
 {script}```
@@ -82,6 +82,12 @@ The script needs vLLM alone. It prints `FAILS: ...` and ends with 1 if this vLLM
 
 {change}
 """
+
+
+_ENVIRONMENT = (
+    "Python 3.11, Linux, x86-64, CPU. The defect is in Python code of the scheduler's process; the script "
+    "that shows it needs no GPU and no model."
+)
 
 
 class Cited(NamedTuple):
@@ -101,7 +107,7 @@ class Finding(NamedTuple):
 
     @property
     def number(self) -> str:
-        """Two digits: the name of its script."""
+        """The two digits in the name of its script."""
         found = _SCRIPT.search(self.parts["Steps"])
         assert found, f"{self.title}: the steps name no script"
         return found[1]
@@ -119,7 +125,7 @@ class Finding(NamedTuple):
 
     @property
     def versions(self) -> tuple[str, ...]:
-        """The versions of vLLM that have it: those of the first sentence."""
+        """The versions of vLLM with the defect, from the first sentence of the part."""
         return tuple(re.findall(r"\d+\.\d+\.\d+", self.parts["Versions"].split(". ")[0]))
 
     @property
@@ -165,9 +171,9 @@ def _report(finding: Finding) -> str:
     steps = re.sub(r"```sh\n.*?```\n*", "", parts["Steps"], flags=re.DOTALL)
     return _REPORT.format(
         title=parts["Seen by a user"].split(". ")[0].rstrip("."),
-        versions=parts["Versions"],
+        environment=fill(f"{parts['Versions']} {_ENVIRONMENT}", 120, break_on_hyphens=False),
         seen=parts["Seen by a user"],
-        steps=steps[steps.index("1. ") :],
+        steps=steps[steps.index("\n1. ") + 1 :],
         expected=parts["Expected"],
         actual=parts["Actual"],
         script=(UPSTREAM / "scripts" / f"{finding.number}.py").read_text(encoding="utf-8"),
