@@ -1,4 +1,4 @@
-"""A router's view of vLLM engines: which of them has the longest prefix of a prompt in its KV cache?
+"""Follow the KV events of vLLM engines, and find the engine with the longest cached prefix of a prompt.
 
     vllm serve MODEL ... --kv-events-config '{"enable_kv_cache_events": true, "publisher": "zmq",
         "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"}'
@@ -6,8 +6,8 @@
 
 Write the block hashes of a prompt to its standard input, one prompt a line, separated by spaces: integers, or
 hex if the engines have VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0. Each answer is a line of JSON. Connect to the
-engines themselves, not to a load balancer; each data-parallel rank has ports of its own. An engine may evict
-a block after it was chosen, so the answer is a preference. Needs pyzmq and msgspec, not kvsm or vLLM.
+engines themselves, not to a load balancer; each data-parallel rank has its own ports. An engine may evict
+a block after the answer, so the answer is only a preference. Needs pyzmq and msgspec, not kvsm or vLLM.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ import zmq.asyncio
 BlockHash: TypeAlias = "bytes | int"
 Numbered: TypeAlias = "tuple[int, bytes]"  # the number of a batch since the start of its engine; the batch
 DEVICE = "GPU"  # vLLM's name of the medium; the host's is "CPU", and that of disks and stores "STORAGE"
-END = -1  # the number that ends an answer to a request for missed batches
+END = -1  # the sequence number that ends a replay
 
 
 class Event(msgspec.Struct):
-    """Any of vLLM's KV events, with the fields that matter here."""
+    """One of vLLM's KV events, with the fields that a router needs."""
 
     type: str
     block_hashes: list[bytes | int] = []
@@ -41,14 +41,14 @@ class Event(msgspec.Struct):
 
 
 class Batch(msgspec.Struct, array_like=True):
-    """What one engine step published."""
+    """The KV events of one engine step."""
 
     ts: float
     events: list[Event]
 
 
 class Match(NamedTuple):
-    """An engine, and how much of a prompt it has. on_device: how many of these blocks need no load."""
+    """How many leading blocks of a prompt an engine has. on_device: how many of them need no load."""
 
     blocks: int
     on_device: int
@@ -56,7 +56,7 @@ class Match(NamedTuple):
 
 
 class View:
-    """The blocks that one engine has: the fold of its events. `blocks`: medium -> (group, block hash)."""
+    """The blocks of one engine, computed from its events. `blocks`: medium -> (group, block hash)."""
 
     def __init__(self) -> None:
         self.blocks: defaultdict[str, set[tuple[int, BlockHash]]] = defaultdict(set)
@@ -70,7 +70,7 @@ class View:
         elif event.type == "BlockRemoved":
             stored -= named
         elif event.type == "AllBlocksCleared":
-            stored.clear()  # it names no medium: only the device's pool publishes it
+            stored.clear()  # only the device's pool publishes this event, and it names no medium
 
     def match(self, engine: str, hashes: Sequence[BlockHash], group: int) -> Match:
         """Count the leading blocks of a prompt that this engine has on any medium."""
@@ -85,13 +85,13 @@ class EngineFeed:
     def __init__(
         self, context: zmq.asyncio.Context, events: str, replay: str, quiet_s: float = 5, answer_s: float = 2
     ) -> None:
-        # After quiet_s of silence, ask whether a batch was missed. Wait answer_s for each part of an answer.
+        # After quiet_s without a message, ask for missed batches. Wait answer_s for each part of an answer.
         self.view = View()
         self._last: Numbered | None = None  # the last folded batch; None if nothing is known
         self._last_ts = 0.0
         self._context, self._replay, self._quiet_s, self._answer_s = context, replay, quiet_s, answer_s
         self._live = context.socket(zmq.SUB)
-        self._live.setsockopt(zmq.HEARTBEAT_IVL, 1000)  # a host that is gone closes no connection
+        self._live.setsockopt(zmq.HEARTBEAT_IVL, 1000)  # notice a host that is gone
         self._live.subscribe(b"")
         self._disconnects = self._live.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._live.connect(events)
@@ -102,7 +102,7 @@ class EngineFeed:
         while True:
             heard = await self._live.poll(int(1000 * self._quiet_s))
             message = await self._live.recv_multipart() if heard else None
-            # After a restart of the engine, a batch may have the next number by chance.
+            # If the engine was restarted, a new batch may have the expected number by chance.
             if await self._was_disconnected() or message is None or not self._continues(*message[1:]):
                 await self.catch_up()
 
@@ -110,7 +110,7 @@ class EngineFeed:
         """Ask for the last folded batch and all later ones, and fold the later ones.
 
         If the answer does not begin with the last folded batch, the engine has restarted, has ended, or no
-        longer holds what was missed. Then forget its blocks, and fold all batches that it still holds.
+        longer holds the missed batches. Then drop its blocks, and fold all batches that it still holds.
         """
         is_complete = False
         while not is_complete:
@@ -124,11 +124,11 @@ class EngineFeed:
             is_complete = is_complete or not missed
 
     def _continues(self, seq_bytes: bytes, payload: bytes) -> bool:
-        """Fold a live batch if it is the next one. Return whether nothing is missing before it."""
+        """Fold a live batch if it is the next one. Return whether no batch before it is missing."""
         numbered = int.from_bytes(seq_bytes, "big"), payload
         batch = msgspec.msgpack.decode(payload, type=Batch)
         if batch.ts < self._last_ts or numbered == self._last:
-            return True  # an answer had it, or it was sent before a restart
+            return True  # already folded from an answer, or sent before a restart
         if is_next := numbered[0] == (self._last[0] + 1 if self._last else 0):
             self._fold(numbered, batch)
         return is_next
@@ -146,9 +146,9 @@ class EngineFeed:
         return was_disconnected
 
     async def _ask(self, start: int) -> tuple[list[Numbered], bool]:
-        """Ask for the batches from `start` on. Return them up to a gap, and whether they are all."""
+        """Ask for the batches from `start` on. Return them up to a gap, and whether that is all."""
         answer: list[Numbered] = []
-        with self._context.socket(zmq.DEALER) as asking:  # a new one hears no answer to an older request
+        with self._context.socket(zmq.DEALER) as asking:  # a new socket receives no answers to older requests
             asking.setsockopt(zmq.LINGER, 0)
             asking.setsockopt(zmq.RCVHWM, 0)
             asking.connect(self._replay)
@@ -176,7 +176,7 @@ async def main() -> None:
     """Answer questions until standard input ends."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("engines", nargs="+", metavar="tcp://HOST:PORT")
-    parser.add_argument("--replay-offset", type=int, default=1, help="port of `replay_endpoint`, less PORT")
+    parser.add_argument("--replay-offset", type=int, default=1, help="port of `replay_endpoint` minus PORT")
     given = parser.parse_args()
     context, engines = zmq.asyncio.Context.instance(), {}
     for name in given.engines:

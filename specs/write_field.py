@@ -1,10 +1,10 @@
-"""Write docs/field.md and docs/field/: what `kvsm conform` shows about each target of the field.
+"""Write docs/field.md and docs/field/: the results of `kvsm conform` for many targets.
 
     PYTHONPATH=.:specs python -m write_field walk vllm-0.33.0=/path/to/bin/python [NAME ...]
     PYTHONPATH=.:specs python -m write_field render
 
 `walk` walks the targets of an environment, or only those whose name contains one of NAME, with the Python of
-the environment, and keeps each result as JSON beside its page. `render` writes all pages again from these
+the environment, and saves each result as JSON beside its page. `render` writes all pages again from these
 results, without a walk. A test checks that the pages are up to date.
 """
 
@@ -30,9 +30,12 @@ SECONDS, REDUCE_SECONDS, SEED = 60, 20, 20261129
 
 
 class Entry(NamedTuple):
-    """A page. name: of its file. environment: in which it is walked. target: for `kvsm conform`.
+    """A page about a target.
 
-    note: Markdown below the title, about what stands in for a device and what is left out.
+    name: the name of the page's file.
+    environment: the environment in which the target is walked.
+    target: the argument of `kvsm conform`.
+    note: Markdown below the title: what simulates the device, and what is left out.
     """
 
     name: str
@@ -51,7 +54,7 @@ _VLLM_TARGETS = (
     "TieringOffloadingManager",
     "fs",
 )
-_SGLANG = "Streams, events, a copy kernel and the registration of host memory are stand-ins " + (
+_SGLANG = "Streams, events, a copy kernel and the registration of host memory are simulated " + (
     "(`specs/sglang_tree/without_gpu.py`)."
 )
 _FILES = (
@@ -100,7 +103,7 @@ FIELD = (
 
 
 def answers() -> dict[str, ConformAnswer]:
-    """Name of a page -> its result, for all results that are kept."""
+    """Return name of a page -> its result, for each result that is saved."""
     return {
         entry.name: msgspec.json.decode(path.read_bytes(), type=ConformAnswer, strict=False)
         for entry in FIELD
@@ -109,7 +112,7 @@ def answers() -> dict[str, ConformAnswer]:
 
 
 def texts() -> dict[Path, str]:
-    """Each page and its text."""
+    """Return path of a page -> its text."""
     kept = answers()
     pages = {
         PAGES / f"{entry.name}.md": _page(entry, kept[entry.name]) for entry in FIELD if entry.name in kept
@@ -134,17 +137,17 @@ _OVERVIEW = """\
 <!-- Written by `PYTHONPATH=.:specs python -m write_field`. Do not edit. -->
 
 What [`kvsm conform`](testing.md#conformance-on-one-page) shows about connectors, managers, tiers, prefix
-trees and copy engines, without a GPU. Each row is a walk with the same seed and the same time. Its page has
-the steps of what is broken, and the cases in which a property could have been found broken. A walk proves
-nothing about cases that did not arise.
+trees and copy engines, without a GPU. Each row is a walk with the same seed and the same time. The page
+of a target has the steps that break a property, and the number of cases in which a check could have failed. A
+walk proves nothing about cases that did not arise.
 
 | mark | meaning |
 | --- | --- |
 | + | held: cases arose in which a check could have failed, and none did |
-| **x** | broken: the page has the steps |
-| (x) | not met by this walk, but broken: [findings.md](findings.md) or its page says how |
+| **x** | broken: the page of the target has the steps |
+| (x) | known to be broken, though this walk did not find it: see [findings.md](findings.md), or the page of the target |
 | o | not exercised: no such case arose |
-| | not applicable: the page says why |
+| | not applicable: the page of the target says why |
 
 """
 
@@ -182,8 +185,8 @@ _KNOWN = {
     "lmcache_walk.connector:Pickled": frozenset({Property.CORRECT_BYTES}),
     "lmcache_walk.connector:SharedMemory": frozenset({Property.CORRECT_BYTES}),
 }
-"""Target -> the properties that known defects break: those of docs/findings.md, in both versions of vLLM, and
-those that the note of a page names."""
+"""Target -> the properties that known defects break: defects in docs/findings.md, which both versions of vLLM
+have, and defects that the note of a page names."""
 
 
 def _mark(entry: Entry, verdict: PropertyVerdict) -> str:
@@ -213,7 +216,7 @@ def walk(environment: str, python: str, names: list[str]) -> None:
 
 
 def render() -> None:
-    """Write all pages from the results that are kept."""
+    """Write all pages from the saved results."""
     for path, text in texts().items():
         path.write_text(text)
 

@@ -1,4 +1,5 @@
-"""`kvsm conform`: walk a connector, a manager, a tier, a tree or a copy engine, and print one page."""
+"""`kvsm conform`: test a connector, a manager, a tier, a tree or a copy engine in random walks, and print one
+page."""
 
 from __future__ import annotations
 
@@ -51,16 +52,17 @@ from kvsm.errors import ConfigError
 from kvsm.properties import Property
 
 _SILENT_S = 8 * STALL_S
-"""A worker that sends nothing for this time, and for the time of a reduction, is ended (s)."""
+"""End a worker that sends nothing for this time plus the time of a reduction (s)."""
 
 _IMPORT_S = 900
-"""The same while it imports the target (s). vLLM's import takes minutes on a busy machine."""
+"""The same limit while a worker imports the target (s): importing vLLM takes minutes on a busy machine."""
 
 _START = "import sys; del sys.path[0]; from kvsm.cli.conform_worker import main; main()"
-"""Starts a worker. The current directory is not searched yet: a file there may be named like a package."""
+"""Code that starts a worker. It does not search the current directory, where a file may be named like a
+package."""
 
 _MOST_CRASHES = 5
-"""After this many ends of the worker, the walk ends."""
+"""End the walk after the worker has ended or hung this many times."""
 
 _GRACE_S = 2.0
 """How long a worker may take to end after its last message (s)."""
@@ -117,7 +119,7 @@ def conform(
     as_json: bool,
     **limits: Any,
 ) -> None:
-    """Walk a connector, manager or tier; print what held.
+    """Test a connector, manager or tier; print what held.
 
     A prefix tree and a copy engine, too. TARGET is a built-in name (--list), or module:Class: a machine of
     kvsm.testing, a world, or a connector of vLLM. Hypothesis, or vLLM's real scheduler around a model of
@@ -126,7 +128,8 @@ def conform(
     The page has each property of kvsm once. It held only if a case arose in which a check could have failed;
     the page counts these cases. Otherwise the property was not exercised, or does not apply, and the page
     says why. A broken property has its steps, reduced. The walk continues after a failure, and two failures
-    with the same property and message count as one defect. A call that ends the process or hangs is a result.
+    with the same property and message count as one defect. A call that hangs or ends the process
+    breaks a property, too.
 
     \b
     Examples:
@@ -171,7 +174,7 @@ def _write(output: Path, page: str) -> None:
 
 
 class ConformWalk:
-    """Walks a target in other processes, one after the other, until its time is over."""
+    """Walks a target in worker processes, one after the other, until the time is over."""
 
     def __init__(self, order: WorkOrder, ending: EndRequest) -> None:
         self._order, self._ending = order, ending
@@ -180,7 +183,7 @@ class ConformWalk:
         self._seconds = 0.0
         self._counts: Counter[tuple[str, str]] = Counter()
         self._defects: dict[str, DefectFound] = {}
-        """Shape as found -> the defect, as far as it is reduced."""
+        """Shape of the failure before its reduction -> the defect, as far as it is reduced."""
         self._times: Counter[str] = Counter()
         self._crashes = 0
         self._run = order.first_run
@@ -273,7 +276,7 @@ class ConformWalk:
         )
 
     def _merged(self) -> list[DefectFound]:
-        """The different defects: two that look alike after their reduction are one."""
+        """Return the different defects. Two defects with the same shape after their reduction are one."""
         merged: dict[str, DefectFound] = {}
         for one in self._defects.values():
             shape = shape_of(one.property_id, one.message, one.place)
@@ -307,14 +310,18 @@ class ConformWalk:
 
 
 class _Worker:
-    """A process of `conform_worker`. is_silent: whether it was ended because it sent nothing."""
+    """A running `conform_worker` process.
+
+    is_silent: whether it was ended because it sent nothing.
+    """
 
     def __init__(self, process: subprocess.Popen[bytes], pipe: int, errors: Any) -> None:
         self._process, self._pipe, self._errors = process, pipe, errors
         self.is_silent = False
 
     def messages(self, silent_s: float, ending: EndRequest) -> Iterator[Message]:
-        """Yield what the worker sends, until it ends, is silent for too long, or the command must end."""
+        """Yield the worker's messages until it ends, sends nothing for `silent_s`, or the command must
+        end."""
         decoder, rest, heard = msgspec.json.Decoder(Message), b"", monotonic() + _IMPORT_S - silent_s
         while not ending.is_made():
             if not select.select([self._pipe], [], [], 0.2)[0]:
@@ -343,7 +350,7 @@ class _Worker:
         return f"the process ended with exit code {code}"
 
     def last_words(self) -> str:
-        """The innermost line of the Python stack that was printed at a crash, if any."""
+        """Return the innermost line of the Python stack that a crash printed, or the last line of output."""
         self._errors.seek(0)
         text = self._errors.read().decode(errors="replace")
         lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -362,7 +369,7 @@ class _Worker:
 
 @contextmanager
 def _worker(order: WorkOrder) -> Iterator[_Worker]:
-    """A worker that carries out this order, in a process group of its own. It is ended at the end."""
+    """Start a worker for this order, in a process group of its own. It is ended when the block ends."""
     here, there = os.pipe()
     environment = {**os.environ, "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR")}
     command = [sys.executable, "-c", _START, str(there), msgspec.json.encode(order).decode()]

@@ -19,11 +19,11 @@ from kvsm.properties import Property
 
 _WIDTH = 120
 _MOST_LINES = 40
-"""A defect with more lines is shortened."""
+"""The most lines of a defect; a longer one is shortened."""
 _MOST_BEHIND = 8
-"""The most lines behind the steps of a shortened defect."""
+"""The most lines after the steps of a shortened defect."""
 _CHANGE = "     "
-"""Beginning of a line that says what a step changes."""
+"""The indent of a line that says what a step changes."""
 
 
 def page_of(answer: ConformAnswer) -> str:
@@ -32,7 +32,7 @@ def page_of(answer: ConformAnswer) -> str:
 
 
 def command_of(answer: ConformAnswer) -> str:
-    """Return the command that repeats the walk. It makes as many runs as the machine is fast."""
+    """Return the command that repeats the walk. A faster machine makes more runs."""
     config = f" --config {quote(json.dumps(answer.config))}" if answer.config else ""
     return f"kvsm conform {answer.target}{config} --seed {answer.seed} --seconds {answer.limit:g}"
 
@@ -100,8 +100,8 @@ def _steps(defect: ConformDefect) -> Iterator[str]:
 
 
 def _shortened(lines: list[str]) -> list[str]:
-    """Leave out, if there are too many lines, what the steps change, then all but the last lines behind the
-    steps, then steps in the middle."""
+    """Shorten a defect with too many lines: leave out what the steps change, then all but the last lines
+    after the steps, then steps in the middle."""
     end = next((place for place, line in enumerate(lines) if line.startswith("broken: ")), len(lines))
     steps, rest = lines[:end], lines[end:]
     if len(lines) > _MOST_LINES:
@@ -159,7 +159,7 @@ def _title(id: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """The text without characters that Markdown would read."""
+    """Escape the characters that Markdown would interpret."""
     return re.sub(r"([_*<>`\[\]|#])", r"\\\1", text)
 
 

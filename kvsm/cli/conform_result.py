@@ -34,9 +34,9 @@ class ConformDefect(msgspec.Struct, frozen=True):
     """A defect.
 
     place: the line that raised the error, "FILE:LINE"; empty if that is irrelevant.
-    times: the number of runs that ended in it.
-    run: the number of the first one.
-    variant: how that run was walked, if there are several ways.
+    times: the number of runs that ended with this defect.
+    run: the number of the first of these runs.
+    variant: the variant of the target in that run; empty if there is only one.
     reduced: the number of steps, and how far they were reduced.
     steps: the steps and what they show, line by line; empty if the failure was not repeated.
     directory: where it is saved; empty if it is not.
@@ -61,7 +61,7 @@ class ConformAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema
     date: the day of the walk (UTC).
     versions: package -> its version.
     operations: the number of steps of all runs.
-    limit: the time after which the walk should end (s).
+    limit: how long the walk was to take (s).
     seconds: time of the runs (s), without imports and reductions. The first run is never cut short.
     interrupted: whether the walk ended early: by a signal, or because its process ended too often.
     properties: all of kvsm's properties.

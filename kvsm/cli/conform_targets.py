@@ -1,4 +1,4 @@
-"""The targets of `kvsm conform`: built-in short names, and how each kind of target is walked."""
+"""The built-in targets of `kvsm conform`, and how each kind of target is run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class BuiltIn(NamedTuple):
     """A built-in target.
 
     says: what it is.
-    machines: import paths of the machines that walk it, in turn; none for a connector.
+    machines: import paths of the machines that make its runs, in turn; none for a connector.
     connector: its name for vLLM; empty for a machine.
     config: the connector's kv_connector_extra_config.
     """
@@ -55,7 +55,7 @@ BUILT_IN = {
     ),
     "vllm:OffloadingConnector": BuiltIn("vLLM's OffloadingConnector", connector="OffloadingConnector"),
     "vllm:OffloadingConnector-tiers": BuiltIn(
-        "vLLM's OffloadingConnector with TieringOffloadingSpec, over a tier in memory",
+        "vLLM's OffloadingConnector with TieringOffloadingSpec and a lower tier in memory",
         connector="OffloadingConnector",
         config={"spec_name": "TieringOffloadingSpec", "secondary_tiers": [MEMORY_TIER]},
     ),
@@ -66,13 +66,13 @@ BUILT_IN = {
         "vLLM's CPUOffloadingManager with the ARC policy", (f"{_VLLM}:CpuManagerArc",)
     ),
     "vllm:TieringOffloadingManager": BuiltIn(
-        "vLLM's TieringOffloadingManager over its example of a tier; every second run without evictions and "
-        "with resets only at rest",
+        "vLLM's TieringOffloadingManager over its example tier; every second run has no evictions, and "
+        "resets only when nothing is in flight",
         (f"{_VLLM}:TieringManager", f"{_VLLM}:TieringManagerWithRoom"),
     ),
     "vllm:fs": BuiltIn(
-        "vLLM's `fs` secondary tier; in two of three runs a miss may be repeated to later requests, and in "
-        "one of them nothing damages files",
+        "vLLM's `fs` secondary tier; two of three runs allow a miss to be repeated to later requests, and "
+        "one of these leaves all files intact",
         (
             f"{_VLLM}:FileSystemTier",
             f"{_VLLM}:FileSystemTierWithLastingMisses",
@@ -98,7 +98,7 @@ BUILT_IN = {
 
 
 class Walked(Protocol):
-    """A target that can be walked. Run number N is made by `variants[N % len(variants)]`."""
+    """A target that can be walked. Run N is of the variant `variants[N % len(variants)]`."""
 
     variants: tuple[str, ...]
     not_applicable: dict[Property, str]
@@ -111,7 +111,7 @@ class Walked(Protocol):
 
 
 def walked_of(name: str, config: Mapping[str, Any]) -> Walked:
-    """Return the target of this name. It imports and runs the target's code.
+    """Return the target of this name. Imports and runs the target's code.
 
     Raises `ConfigError` if there is no such target, or if its code is missing or of the wrong kind.
     """
@@ -139,7 +139,7 @@ def _is_connector(thing: Any) -> bool:
 
 
 class WalkedMachines:
-    """Machines of Hypothesis or worlds, by their import paths. They are walked in turn."""
+    """Runs machines of Hypothesis, or worlds, in turn. They are given by their import paths."""
 
     def __init__(self, paths: tuple[str, ...]) -> None:
         try:
@@ -166,7 +166,8 @@ class WalkedMachines:
 
 
 class WalkedConnector:
-    """A connector under vLLM's scheduler. Every second run makes no resets, to look beyond their defects."""
+    """Runs a connector under vLLM's scheduler. Every second run has no resets, so that their defects hide no
+    others."""
 
     variants: tuple[str, ...] = ("", "without resets")
 
@@ -179,7 +180,7 @@ class WalkedConnector:
         self.not_applicable = {
             **_OF_CONNECTORS,
             **{
-                missing: f"the connector cannot report it: the fault `{fault}` is not drawn for it"
+                missing: f"the connector cannot report it, so no run has the fault `{fault}`"
                 for missing, fault in drawn.items()
                 if fault not in choices.faults
             },
@@ -208,58 +209,62 @@ _SCHEDULERS = {
     Property.ONE_TOKEN_LEFT: "a scheduler decides it",
 }
 _OF_CONNECTORS = {
-    Property.CONSERVATION: "the connector's books are not visible; lost host blocks break one release per "
+    Property.CONSERVATION: "the connector's state is not visible; lost host blocks break one release per "
     "hold (S4)",
-    Property.PUBLISH_AFTER_COMMIT: "a block that is served too early is seen as wrong bytes (S15)",
-    Property.NO_REUSE_IN_FLIGHT: "a block that is reused too early is seen as unordered copies or as "
-    "wrong bytes (S15)",
-    Property.MATCH_HOLDS: "a hit that is evicted before its load is seen as wrong bytes (S15)",
+    Property.PUBLISH_AFTER_COMMIT: "a block that is served too early shows as wrong bytes (S15)",
+    Property.NO_REUSE_IN_FLIGHT: "a block that is reused too early shows as unordered copies or as wrong "
+    "bytes (S15)",
+    Property.MATCH_HOLDS: "a hit that is evicted before its load shows as wrong bytes (S15)",
     Property.DETERMINISM: "no log of the connector is compared",
-    Property.STORED_ONCE: "vLLM does not need it: a second store costs time",
+    Property.STORED_ONCE: "vLLM does not require it: storing a block twice only costs time",
     Property.FULL_OFFLOAD: "only kvsm promises it; `kvsm:OffloadScheduler` checks it",
-    Property.LAST_STEP: "work that is left over is seen as no progress (S9)",
-    Property.ONE_TOKEN_LEFT: "vLLM's scheduler asserts it, which is seen as an error (S8)",
+    Property.LAST_STEP: "work that is left undone breaks progress (S9)",
+    Property.ONE_TOKEN_LEFT: "vLLM's scheduler asserts it; a failed assertion is an error (S8)",
 }
 _OF_KINDS: dict[str, dict[Property, str]] = {
     "ManagerMachine": {
         **_SCHEDULERS,
-        Property.ONE_RELEASE_PER_HOLD: "a manager counts readers, which show as lost blocks (S1)",
-        Property.STALE_REPORTS: "vLLM reports each end of a copy once",
-        Property.MATCH_HOLDS: "vLLM does not need it (`hits_hold`)",
+        Property.ONE_RELEASE_PER_HOLD: "a manager only counts readers; a reader that is not released shows "
+        "as a lost block (S1)",
+        Property.STALE_REPORTS: "vLLM reports the end of each copy once",
+        Property.MATCH_HOLDS: "vLLM does not require it (`hits_hold`)",
         Property.DETERMINISM: "no log is compared",
         Property.COPY_ORDER: "a manager makes no copies",
     },
     "SecondaryTierMachine": {
         **_SCHEDULERS,
-        Property.STALE_REPORTS: "a tier gets no reports",
+        Property.STALE_REPORTS: "a tier receives no reports",
         Property.MATCH_HOLDS: "a tier does not promise that a hit stays until its load",
         Property.DETERMINISM: "no log is compared",
         Property.COPY_ORDER: "vLLM pins the chunks of a job",
     },
     "PrefixTreeMachine": {
         **_SCHEDULERS,
-        Property.STALE_REPORTS: "a tree gets no reports",
-        Property.FAILURE_IS_NOT_SUCCESS: "no copy is made to fail",
+        Property.STALE_REPORTS: "a tree receives no reports",
+        Property.FAILURE_IS_NOT_SUCCESS: "the machine makes no copy fail",
         Property.DETERMINISM: "no log is compared",
-        Property.COPY_ORDER: "a copy in the wrong order is seen as wrong bytes (S15)",
-        Property.STORED_ONCE: "a block that is computed twice is freed, which is seen as conservation (S1)",
+        Property.COPY_ORDER: "a copy in the wrong order shows as wrong bytes (S15)",
+        Property.STORED_ONCE: "a block that is computed twice is freed; if it is not, conservation (S1) "
+        "breaks",
     },
     "CopyEngineMachine": {
         **_SCHEDULERS,
-        Property.CONSERVATION: "an engine has no books",
-        Property.PUBLISH_AFTER_COMMIT: "an engine knows no keys",
-        Property.NO_REUSE_IN_FLIGHT: "the caller keeps blocks apart",
-        Property.ONE_RELEASE_PER_HOLD: "an engine has no holds; a second end breaks progress (S9)",
-        Property.STALE_REPORTS: "an engine gets no reports",
-        Property.MATCH_HOLDS: "an engine knows no matches",
-        Property.EVENTS_ARE_STATE: "an engine publishes no events",
+        Property.CONSERVATION: "a copy engine has no pool to count",
+        Property.PUBLISH_AFTER_COMMIT: "a copy engine knows no keys",
+        Property.NO_REUSE_IN_FLIGHT: "the caller must not reuse blocks of a copy in flight",
+        Property.ONE_RELEASE_PER_HOLD: "a copy engine holds nothing; a copy that ends twice breaks progress "
+        "(S9)",
+        Property.STALE_REPORTS: "a copy engine receives no reports",
+        Property.MATCH_HOLDS: "a copy engine knows no matches",
+        Property.EVENTS_ARE_STATE: "a copy engine publishes no events",
         Property.DETERMINISM: "no log is compared",
-        Property.STORED_ONCE: "an engine knows no keys",
-        Property.NO_STALE_DATA: "an engine knows no keys",
+        Property.STORED_ONCE: "a copy engine knows no keys",
+        Property.NO_STALE_DATA: "a copy engine knows no keys",
     },
     "OffloadMachine": {
-        Property.DETERMINISM: "a policy is watched for clocks and random numbers; two logs are not compared",
-        Property.COPY_ORDER: "the copies are modelled; `kvsm:StreamCopyEngine` checks it",
+        Property.DETERMINISM: "it is only checked that the policy uses no clock and no random numbers; two "
+        "logs are not compared",
+        Property.COPY_ORDER: "the copies are simulated; `kvsm:StreamCopyEngine` checks it",
     },
 }
 """Base class of a machine -> the properties that it cannot check, and why."""
@@ -276,7 +281,9 @@ def _not_applicable(machine: Any) -> dict[Property, str]:
         if machine.capacity is None:
             found[Property.CONSERVATION] = "the tier has no capacity: it keeps all chunks"
         if not machine.restarts:
-            found[Property.NO_STALE_DATA] = "the tier is not restarted, and vLLM does not reset it"
+            found[Property.NO_STALE_DATA] = (
+                "the machine does not restart the tier, and vLLM does not reset it"
+            )
     return found
 
 

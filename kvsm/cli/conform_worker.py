@@ -1,8 +1,8 @@
 """The process of `kvsm conform` that runs the target's code.
 
-It writes one JSON object a line to a pipe, and the command reads them. So if the process ends or hangs, the
-command knows in which run. A call that ends the process in Python (`os._exit`, `sys.exit`), or that hangs,
-becomes a broken property first, so that its steps are reduced as well.
+It writes messages to a pipe, one JSON object a line. So if the process ends or hangs, the command knows in
+which run. Where possible, a call that hangs or ends the process (`os._exit`, `sys.exit`) is turned into a
+broken property, so that its steps can be reduced.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from kvsm.properties import Property
 from kvsm.system.stopping import CutShort
 
 STALL_S = int(os.environ.get("KVSM_CONFORM_STALL_S", "30"))
-"""A call that has not returned after this time hangs (s)."""
+"""After this time, a call that has not returned counts as hanging (s)."""
 
 MOST_DEFECTS = 10
-"""At most this many different defects are reduced."""
+"""The most different defects that are reduced."""
 
 
 class WorkOrder(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker must do.
 
     config: the connector's kv_connector_extra_config.
-    seconds: the time of the runs. reduce_seconds: the time to reduce each defect.
+    seconds: how long to make runs. reduce_seconds: how long to reduce each defect.
     first_run: the number of the first run.
     known: the shapes of the defects that earlier workers have found.
     directory: where defects are saved; empty: they are not.
@@ -64,7 +64,7 @@ class TargetRefused(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """The target was imported. variants: the ways to walk it, in turn."""
+    """The target was imported. variants: names of its variants, which the runs take in turn."""
 
     versions: dict[str, str]
     variants: tuple[str, ...]
@@ -72,7 +72,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class RunBegan(msgspec.Struct, frozen=True, tag=True):
-    """A run begins, or is reduced."""
+    """A run begins."""
 
     run: int
     seconds: float
@@ -87,7 +87,7 @@ class RunEnded(msgspec.Struct, frozen=True, tag=True):
 
 
 class DefectFound(msgspec.Struct, frozen=True, tag=True):
-    """A run has broken a property. A second one with the same shape replaces the first: it is reduced.
+    """A run has broken a property. Sent again with the same shape after the steps were reduced.
 
     steps: the steps and the trace, as text; empty if this shape was found before.
     """
@@ -113,15 +113,15 @@ _VARYING = re.compile(r"\[[^\]]*\]|\([^)]*\)|\{[^}]*\}|'[^']*'|\b[a-z]*\d[\w.]*\
 
 
 def shape_of(property_id: str, message: str, place: str) -> str:
-    """Return what two failures of one defect share: the property, and the message without names and numbers,
-    or the line that raised an error."""
+    """Return a text that is equal for two failures of one defect: the property, and the message without names
+    and numbers, or the line that raised an error."""
     first = message.split("\n")[0]
     what = place if " raised " in first and place else _VARYING.sub("_", first)
     return f"{property_id}: {what}"
 
 
 class TargetWorker:
-    """Walks a target, and sends what happens."""
+    """Walks a target, and sends messages about it."""
 
     def __init__(self, order: WorkOrder, send: Callable[[Message], None]) -> None:
         self._order, self._send = order, send
@@ -146,7 +146,7 @@ class TargetWorker:
         self._send(WalkEnded())
 
     def _run(self, walked: Walked, number: int, left: float) -> float:
-        """Make a run. Returns its time. The first run of a worker is never cut short."""
+        """Make a run, and return its time. The first run of a worker is never cut short."""
         variant, began = number % len(walked.variants), monotonic()
         may_end = number > self._order.first_run
 
@@ -191,7 +191,7 @@ class TargetWorker:
     def _tell(
         self, walked: Walked, variant: int, saved: SavedFailure, found: DefectFound, directory: str = ""
     ) -> None:
-        """Send the steps of a defect, as far as it was reduced."""
+        """Send the steps of a defect, as far as they were reduced."""
         steps = "\n".join(" ".join(map(str, action)) for action in saved.actions)
         told = walked.told(variant, saved) if saved.actions else ""
         reduced = (
@@ -229,9 +229,10 @@ def _found(finding: Any, variant: str, run: int) -> DefectFound:
 
 
 def _watch() -> None:
-    """Turn a hang, and `os._exit` in this process, into broken properties.
+    """From now on, raise `PropertyBroken` when a call hangs, or when the main thread calls `os._exit`.
 
-    A target takes longer to import than a call may take, so a hang before the first case is none.
+    Before the first counted case nothing counts as a hang, because importing a target takes longer than a
+    call may.
     """
     main, here, really_exit = threading.main_thread(), os.getpid(), os._exit
     counted = [-1]
@@ -258,7 +259,8 @@ def _watch() -> None:
 
 
 def _place(frame: FrameType | None) -> str:
-    """FILE:LINE of the innermost frame that is not in the standard library, or of the innermost one."""
+    """Return FILE:LINE of the innermost frame outside the standard library, or else of the innermost
+    frame."""
     library = os.path.dirname(os.__file__)
     frames = extract_stack(frame)
     theirs = [

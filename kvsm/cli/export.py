@@ -1,4 +1,4 @@
-"""`kvsm export`: the tables of logs as Parquet files, or a copy of a log for other people to read.
+"""`kvsm export`: write the tables of logs as Parquet files, or a copy of a log without names.
 
 It needs no torch.
 """
@@ -27,7 +27,7 @@ class ExportedLog(msgspec.Struct, frozen=True, kw_only=True):
     log: its directory, as in the column `log`.
     name: the name of its file in each table's directory, without the suffix.
     rows: the number of rows of each table.
-    whole: whether the whole log was read, and no event is missing.
+    whole: whether the log was read to its end and no event is missing.
     """
 
     log: str
@@ -52,7 +52,7 @@ class CopiedLog(msgspec.Struct, frozen=True, kw_only=True):
     log: the directory of the log.
     directory: the directory of the copy.
     events: number of events that were copied.
-    whole: whether all of the log was copied: false if it is damaged.
+    whole: whether all of the log was copied; false if it is damaged.
     policy_withheld: whether an eviction policy of another package was replaced by `WithheldPolicy`.
     """
 
@@ -113,7 +113,7 @@ def export(
 
     --redact writes a log that every command reads, for an issue or a colleague. Requests, keys, tiers,
     engines, weights, run and pool ids, texts of errors and policies of other packages get new names. Numbers,
-    sizes and times stay. Nothing in the copy leads back to the old names. If LOG has a disk tier, its log is
+    sizes and times stay. The old names cannot be recovered from the copy. If LOG has a disk tier, its log is
     copied to OUT/disk, with the same new names. No code that LOG names is run.
 
     \b
@@ -136,7 +136,7 @@ def export(
 
 
 def _redact(log: Path, out: Path, max_slots: int | None, as_json: bool) -> None:
-    """Copy a log, and that of its disk tier, and print what was renamed."""
+    """Copy a log and the log of its disk tier, and print what was renamed."""
     from kvsm.explain.other_tier import is_named_disk, log_of
     from kvsm.explain.redaction.names import NewNames
     from kvsm.explain.redaction.redacted_log import redact_log
@@ -149,13 +149,13 @@ def _redact(log: Path, out: Path, max_slots: int | None, as_json: bool) -> None:
         disk = log_of(DISK, log)
         below = disk.log
         if below is not None and not disk.one_process:
-            out /= log.resolve().name  # "engine0": by it, readers know that several processes wrote the log.
+            out /= log.resolve().name  # A name such as "engine0" shows that several processes wrote the log.
     for source, directory in ((log, out), (below, out / DISK)):
         if source is None:
             continue
         copy = redact_log(source, directory, names, max_slots)
         if copy.damage is not None:
-            complain(f"{copy.damage}; the copy holds what comes before")
+            complain(f"{copy.damage}; the copy holds the events before it")
         copies.append(
             CopiedLog(
                 log=str(source),
@@ -177,7 +177,7 @@ def _say_copies(copies: list[CopiedLog], renamed: Mapping[str, int]) -> None:
     for one in copies:
         say(f"{one.log}: {one.events:,} events copied to {one.directory}")
         if one.policy_withheld:
-            say(f"{one.log}: its eviction policy is of another package; the copy does not say which")
+            say(f"{one.log}: its eviction policy is from another package; the copy does not name it")
     counts = [f"{count:,} x {what}" for what, count in sorted(renamed.items())]
     say(f"renamed: {', '.join(counts) or 'nothing'}", "kept: numbers, sizes and times")
 
@@ -222,6 +222,6 @@ def _exported(log: Path, run: str, out: Path, tables: tuple[str, ...], trust: di
         for note in opened.condition.notes():
             complain(f"{log}: {note}")
         if opened.stopped is not None:
-            complain(f"{opened.stopped}; the tables hold what comes before")
+            complain(f"{opened.stopped}; the tables hold the events before it")
         whole = opened.stopped is None and opened.condition.complete
     return ExportedLog(log=str(log), name=run, rows=rows, whole=whole)

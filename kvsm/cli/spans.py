@@ -1,4 +1,4 @@
-"""`kvsm spans`: send the requests of a log to a collector of OpenTelemetry traces. It needs no torch."""
+"""`kvsm spans`: send the requests of a log to an OpenTelemetry trace collector. It needs no torch."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from kvsm.explain.story.window import LogPoint
 class SpansAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", tag="kvsm.spans/1"):
     """What `kvsm spans --json` prints: what was sent.
 
-    log: its directory. endpoint: the collector's URL.
-    requests: requests that were sent, each as one trace. spans: their spans.
-    not_ended: requests that have not ended where the log ends. They have no spans yet.
+    log: the log's directory. endpoint: the collector's URL.
+    requests: the number of requests that were sent, each as one trace. spans: the number of their spans.
+    not_ended: the number of requests that had not ended at the end of the log. They were not sent.
     """
 
     log: str
@@ -38,7 +38,7 @@ class SpansAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema",
 @click.option(
     "--endpoint",
     metavar="URL",
-    help="The collector, which speaks OTLP over HTTP. /v1/traces is added to a URL without a path.  "
+    help="The collector's URL for OTLP over HTTP. /v1/traces is added to a URL without a path.  "
     "[default: OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT, else "
     "http://localhost:4318]",
 )
@@ -49,7 +49,7 @@ class SpansAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema",
     default=10.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long the collector may take for 512 spans.",
+    help="How long the collector may take for a batch of 512 spans.",
 )
 @window_options
 @trust_options
@@ -67,15 +67,15 @@ def spans(
 
     Each request that has ended becomes a trace: a span with its lookups, and a child span for each wait, load
     and store. The attribute kvsm.why holds the answer of `kvsm why`. With --since and --until, the requests
-    that ended between them are sent. Ids follow from LOG: a span that is sent twice has the same id. The
-    extra kvsm[otel] is needed.
+    that ended between them are sent. Ids are computed from LOG: a span that is sent twice has the same id.
+    The extra kvsm[otel] is needed.
 
     \b
     Examples:
       kvsm spans kvsm-log --endpoint http://localhost:4318
       OTEL_EXPORTER_OTLP_HEADERS=api-key=KEY kvsm spans LOG --endpoint https://collector/v1/traces
 
-    Exits with 2 if the collector does not take the spans, and with 1 if LOG is damaged or lacks events.
+    Exits with 2 if the collector does not accept the spans, and with 1 if LOG is damaged or lacks events.
     """
     from kvsm.explain.otel_export import collector, send, traces_url
 
@@ -102,5 +102,5 @@ def spans(
             if waiting:
                 say(f"{waiting:,} requests have not ended, and were not sent")
         if opened.stopped is not None:
-            complain(f"{opened.stopped}; the spans are of what comes before")
+            complain(f"{opened.stopped}; only requests that ended before were sent")
         leave(opened.condition, good=opened.stopped is None)

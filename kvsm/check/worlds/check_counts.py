@@ -1,8 +1,9 @@
-"""Count the cases in which a check could have failed, so that a report can say which properties were tried.
+"""Count the cases in which a check could have failed, so that a report can say which properties were
+exercised.
 
-A check that finds nothing proves nothing if its case never arose: without an eviction while a load runs, "no
-reuse in flight" was not tried. So a check calls `count_case` each time that its case arises. `kvsm conform`
-reads the counts of its process; nothing else does.
+A check that never meets its case shows nothing: without an eviction during a load, "no reuse in flight" was
+not exercised. So a check calls `count_case` each time that its case arises. `kvsm conform` reads the counts
+of its process; nothing else does.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections import Counter
 from kvsm.properties import Property
 
 Case = tuple[Property, str]
-"""A property, and what was looked at for it: (Property.NO_REUSE_IN_FLIGHT, "evictions during a copy")."""
+"""A property, and the name of a case: (Property.NO_REUSE_IN_FLIGHT, "evictions during a copy")."""
 
 _counts: Counter[Case] = Counter()
 _taken = 0
@@ -34,5 +35,6 @@ def taken_counts() -> dict[Case, int]:
 
 
 def total_counted() -> int:
-    """Return the number of all cases so far, for a watchdog: a call that hangs counts none."""
+    """Return the number of all cases so far. A watchdog sees a hang by it: a call that hangs counts no
+    case."""
     return _taken + _counts.total()
