@@ -26,7 +26,7 @@ except ImportError as error:
     ) from error
 
 BATCH_SPANS = 512
-"""Spans in one message, as many as OpenTelemetry's own processor sends."""
+"""The number of spans in one message. OpenTelemetry's own processor sends as many."""
 
 TRACES_PATH = "/v1/traces"
 """The path of a collector's OTLP endpoint."""
@@ -46,16 +46,16 @@ def collector(url: str, timeout_s: float) -> SpanExporter:
 def traces_url(endpoint: str | None) -> str:
     """Return the URL to which spans are sent.
 
-    endpoint: a URL; without a path, that of OTLP is added. None: OpenTelemetry's environment variables name
-        it, or it is this machine.
+    endpoint: a URL; OTLP's path is added to a URL without a path. None: the URL in OpenTelemetry's
+        environment variables, or else `LOCAL`.
 
-    Raises `ConfigError` if that is no URL of HTTP.
+    Raises `ConfigError` if it is not an HTTP URL.
     """
     name, base = "--endpoint", os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
     if endpoint is None and (whole := os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")):
         name, endpoint = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", whole
     elif endpoint is None and base:
-        # For all signals: each adds its own path, also to a path.
+        # This variable is for all signals. Each signal adds its own path, even to a URL with a path.
         name, endpoint = "OTEL_EXPORTER_OTLP_ENDPOINT", base.rstrip("/") + TRACES_PATH
     elif endpoint is None:
         endpoint = LOCAL
@@ -70,7 +70,7 @@ def send(spans: Iterable[TraceSpan], exporter: SpanExporter, run: str, to: str) 
 
     run: the id of the log's run. to: the URL of the collector, for errors.
 
-    Raises `ConfigError` if the collector does not take a batch; the batches before it were taken.
+    Raises `ConfigError` if the collector does not accept a batch; it has accepted the batches before.
     """
     resource = Resource.create({"service.name": "kvsm", "service.instance.id": run})
     scope, sent = InstrumentationScope("kvsm", version("kvsm")), 0
@@ -78,7 +78,7 @@ def send(spans: Iterable[TraceSpan], exporter: SpanExporter, run: str, to: str) 
         with _Reasons() as reasons:
             try:
                 taken = exporter.export([_readable(span, resource, scope) for span in batch])
-            except OSError as error:  # Older exporters raise it if there is no connection.
+            except OSError as error:  # Older exporters raise this without a connection.
                 taken, reasons.first = SpanExportResult.FAILURE, str(error)
         if taken is not SpanExportResult.SUCCESS:
             raise ConfigError(
@@ -90,7 +90,7 @@ def send(spans: Iterable[TraceSpan], exporter: SpanExporter, run: str, to: str) 
 
 
 def _unreachable(url: str) -> str | None:
-    """Return why no connection to the collector can be made; None: it can be made."""
+    """Return why the collector cannot be reached; None if it can."""
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
@@ -128,9 +128,9 @@ def _context(trace_id: int, span_id: int) -> SpanContext:
 
 
 class _Reasons(logging.Handler):
-    """Keeps what OpenTelemetry logs of a failed export: it returns no reason, and it would print it.
+    """Catches the messages that OpenTelemetry logs about a failed export, because `export` returns no reason.
 
-    first: the first message, which has the cause; None: there was none.
+    first: the first message, which has the cause; None if there was none.
     """
 
     def __init__(self) -> None:
@@ -139,7 +139,7 @@ class _Reasons(logging.Handler):
         self._logger = logging.getLogger("opentelemetry.exporter.otlp")
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep the first message, without what is said of the retry."""
+        """Keep the first message, without its part about retries."""
         self.first = self.first or record.getMessage().partition(" encountered while")[0]
 
     def __enter__(self) -> _Reasons:

@@ -1,11 +1,11 @@
-"""The requests of a log as spans: what `kvsm spans` sends to a collector of traces.
+"""Make spans of the requests of a log, which `kvsm spans` sends to a trace collector.
 
-A request that is over has one span, with the events of its lookups (asked, hit, missed, loaded), and a child
-span for each of its waits, loads and stores. All texts are those of `kvsm why`. Requests are read one after
-another from the tables of the log, so memory does not grow with the log.
+A request that has ended gets one span, with the events of its lookups (asked, hit, missed, loaded), and a
+child span for each of its waits, loads and stores. All texts are the same as in `kvsm why`. Requests are read
+one after another from the tables of the log, so memory does not grow with the log.
 
-The ids follow from the run, the request and the event: the same log gives the same ids each time. A collector
-that knows spans by their ids has each only once, also after a second export.
+Ids are computed from the run, the request and the event, so the same log gives the same ids each time. A
+collector that identifies spans by their ids keeps each only once, even after a second export.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ ASKED, HIT, MISSED, LOADED = "asked", "hit", "missed", "loaded"
 """Names of the events in a request's span."""
 
 _ENDS_WELL = frozenset({"completed", "cancelled"})
-"""Outcomes of a transfer that are no error."""
+"""Outcomes of a transfer that are not errors."""
 
 
 class SpanEvent(NamedTuple):
-    """Something that happened at one moment of a span. at_ns: Unix time (ns)."""
+    """An event at one moment of a span. at_ns: Unix time (ns)."""
 
     name: str
     at_ns: int
@@ -45,12 +45,12 @@ class SpanEvent(NamedTuple):
 
 
 class TraceSpan(msgspec.Struct, frozen=True, kw_only=True):
-    """A span, as OpenTelemetry has it.
+    """A span with the fields of an OpenTelemetry span.
 
     trace_id, span_id: never 0.
-    parent_id: the span of the request; None: it is that span.
-    start_ns, end_ns: Unix time (ns), steady as in the tables.
-    error: what went wrong; None: nothing did.
+    parent_id: the id of the request's span; None if this is the request's span.
+    start_ns, end_ns: Unix time (ns), monotonic as in the tables.
+    error: what went wrong; None if nothing did.
     """
 
     name: str
@@ -67,7 +67,7 @@ class TraceSpan(msgspec.Struct, frozen=True, kw_only=True):
 def request_spans(log: OpenedLog, window: Window = EVERYTHING) -> Iterator[list[TraceSpan]]:
     """Yield the spans of each request that ended in the window: the request's own span first.
 
-    A request that has not ended has no spans yet.
+    Requests that have not ended have no spans yet.
     """
     run = LogReader(log.directory).head.run
     last = log.last if window.last is None else window.last
@@ -114,7 +114,7 @@ class _Trace:
         children = [span for stay in stays if (span := self._wait(stay)) is not None]
         children += [span for row in rows if (span := self._transfer(row)) is not None]
         moments = [event.at_ns for event in events]
-        # In a gap of the log, a beginning has no time.
+        # If a gap of the log hides the arrival, its time is unknown.
         start = life.arrived_ns or min([*moments, life.finished_ns or 0])
         root = TraceSpan(
             name=REQUEST,
@@ -125,7 +125,7 @@ class _Trace:
             end_ns=max(start, life.finished_ns or max([start, *moments])),
             attributes=self._attributes(),
             events=tuple(sorted(events, key=lambda event: event.at_ns)),
-            error="its process ended before it did" if life.cut_off else None,
+            error="its process ended before the request did" if life.cut_off else None,
         )
         return [root, *children]
 
@@ -133,7 +133,7 @@ class _Trace:
         life = self._life
         end = "cut off" if life.cut_off else "aborted" if life.aborted else "finished"
         found: dict[str, Value | None] = {
-            # The name that vLLM's own spans give to this id.
+            # vLLM's own spans use the same attribute name.
             "gen_ai.request.id": life.request,
             "kvsm.end": end,
             "kvsm.event.first": life.arrived,
@@ -199,7 +199,8 @@ class _Trace:
         return self._child(WAIT, stay.began, stay.began_ns, stay.ended_ns, attributes, None)
 
     def _transfer(self, row: TransferRow) -> TraceSpan | None:
-        """Return the span of a load or store, from the plan to the last report; None without both times."""
+        """Return the span of a load or store, from its plan to its last report; None if a time is not in the
+        log."""
         if row.wall_ns is None or row.ended_ns is None:
             return None
         blame = self._inquiry.blame(row.transfer)
@@ -223,7 +224,7 @@ class _Trace:
     def _child(
         self, name: str, event: int, start_ns: int, end_ns: int, attributes: Attributes, error: str | None
     ) -> TraceSpan:
-        """Return a child of the request's span. event: the number of the event with which it begins."""
+        """Return a child of the request's span. event: the number of the event that begins it."""
         return TraceSpan(
             name=name,
             trace_id=self._trace_id,
@@ -237,10 +238,10 @@ class _Trace:
 
 
 def _id(seed: bytes, size: int) -> int:
-    """Return an id of `size` bytes that is never 0, which OpenTelemetry refuses."""
+    """Return an id of `size` bytes. It is never 0, because OpenTelemetry refuses 0."""
     return int.from_bytes(hashlib.blake2b(seed, digest_size=size).digest(), "big") or 1
 
 
 def _known(attributes: Mapping[str, Value | None]) -> Attributes:
-    """Leave out what the log does not have."""
+    """Leave out attributes whose value is not in the log."""
     return {name: value for name, value in attributes.items() if value is not None}

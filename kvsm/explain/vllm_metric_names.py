@@ -1,8 +1,8 @@
-"""kvsm's metrics under the names of vLLM's own offload, so that panels made for it show kvsm, too.
+"""Export kvsm's metrics under the names of vLLM's own offload metrics, so that existing panels show kvsm.
 
 vLLM's OffloadingConnector exports them as `vllm:kv_offload_*`. Each has vLLM's name, kind, labels and bounds
-here, and its value is one of kvsm's own metrics: nothing is counted twice. docs/metrics.md says where a value
-is measured otherwise than in vLLM, and which of vLLM's metrics kvsm lacks.
+here, and takes its value from one of kvsm's own metrics: nothing is counted twice. docs/metrics.md says which
+values are measured differently from vLLM's, and which of vLLM's metrics kvsm lacks.
 """
 
 from __future__ import annotations

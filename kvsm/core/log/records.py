@@ -1,11 +1,11 @@
-"""The versions of the log format: which this kvsm reads, and how it turns older records into today's.
+"""Read older versions of the log format: convert their records to the current version.
 
 Each segment states its version in its preamble and in its head. The writer writes `SCHEMA_VERSION`, also when
 it continues an older log; the older segments stay as they are. From release 0.1.0 on, each later release
 reads the logs of all earlier ones.
 
-An optional field at the end of a record needs nothing here. For any other change of records that a release
-has written, `UPGRADES` gets a row. docs/extending.md has the rule.
+A new optional field at the end of a record needs no change here. For any other change of records that a
+release has written, add a row to `UPGRADES`. docs/extending.md has the rule.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from kvsm.errors import described
 from kvsm.events import SCHEMA_VERSION
 
 OLDEST_VERSION = 3
-"""The oldest version that this kvsm reads: the one that release 0.1.0 writes. No later release raises it."""
+"""The oldest version that this kvsm reads: release 0.1.0 writes it. No later release may raise this
+number."""
 
 Part = Literal["events", "head", "tail", "snapshot"]
-"""What a frame holds. A snapshot is a field of a head."""
+"""Which records a frame holds. A snapshot is a field of a head."""
 
 Upgrade = Callable[[list[Any]], list[Any]]
 """Takes a record of one version as plain msgpack values, and returns it as the next version has it."""
 
 UPGRADES: dict[tuple[int, int | Part], Upgrade] = {}
 """(version, tag of an event) or (version, part) -> the upgrade of such records to the next version. Records
-without a row are alike in both versions. An event stays one event with the same number."""
+without a row are the same in both versions. An upgraded event is still one event, with the same number."""
 
 
 def why_unreadable(version: int) -> str | None:

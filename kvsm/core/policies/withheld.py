@@ -1,7 +1,7 @@
 """The eviction policy of a redacted log whose engine used a policy of another package.
 
-`kvsm export --redact` withholds the name of that policy, so no reader can run its code. A fold needs a policy
-for one thing only: which blocks are idle. Which of them was evicted is in the events.
+`kvsm export --redact` withholds the name of that policy, so no reader can run its code. A fold asks its
+policy only which blocks are idle; the events say which of them were evicted.
 """
 
 # ruff: noqa: ARG002 (the protocol names arguments that this policy does not need)
@@ -17,7 +17,7 @@ from kvsm.ids import NO_IDS, IdArray, listed, pack, unpack
 
 
 class WithheldPolicy(EvictionPolicy):
-    """Keeps the set of idle blocks. Its own choice, the lowest slots, says nothing about the real policy."""
+    """Tracks the set of idle blocks. It would evict the lowest slots, whatever the real policy did."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity

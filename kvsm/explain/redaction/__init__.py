@@ -1,5 +1,5 @@
-"""Copies of logs that name no client, no key and no place: what `kvsm export --redact` writes.
+"""Copy a log without the names of clients, keys and places, for `kvsm export --redact`.
 
-`names.py` makes the new names, `rules.py` says what happens to each field of each record, and
-`redacted_log.py` writes the copy.
+`names.py` makes the new names, `rules.py` has a rule for each field of each record, and `redacted_log.py`
+writes the copy.
 """

@@ -1,7 +1,7 @@
-"""New names for what a log names. Equal names get equal new names; without the secret nothing leads back.
+"""Make new names for the names in a log. Equal names get equal new names.
 
-The new name is a hash under a random secret that is never written. A plain hash would not do: whoever guesses
-a prompt or a client's name could hash the guess and compare.
+A new name is a keyed hash of the old one, under a random secret that is never written. A hash without a
+secret is not enough: anyone who guesses a prompt or a client's name could hash the guess and compare.
 """
 
 from __future__ import annotations
@@ -20,24 +20,26 @@ from kvsm.tiers.hand_over.leases import LeaseEnd
 from kvsm.tiers.warm_restart import KILLED
 
 _LEAST_BYTES, _MOST_BYTES = 16, 64
-"""Bounds of a new key (bytes, without the index of its group). In between, a key keeps its length."""
+"""Limits of a new key's length (bytes, without the group index). Within these limits a key keeps its
+length."""
 
 _TEXT_BYTES = 8
-"""Bytes of the hash in a new text: two of a million names are equal with a probability of 1 in 40 million."""
+"""Length of the hash in a new text (bytes). Among a million names, two are equal with a probability of 1 in
+40 million."""
 
 _LEASE_DIGITS = 8
-"""Digits of a lease in the name of a hand-over."""
+"""The number of digits of a lease in the name of a hand-over."""
 
 _OF_A_TIER = re.compile(r"(fetch|hold)-([0-9]{1,18})-for-(.*)", re.DOTALL)
 _OF_A_HAND_OVER = re.compile(r"hand-over-([^-]{0,8})-of-(.*)", re.DOTALL)
 _STORE_OF_A_TIER = re.compile(r"disk-store-[0-9]{1,18}")
-"""Names that kvsm gives the requests of its own copies. Readers join the two tiers by the numbers in them."""
+"""Names of the requests for kvsm's own copies. Readers match the logs of two tiers by the numbers in them."""
 
 _ENGINE = "engine "
-"""Beginning of `StorePlanned.source` for a hand-over."""
+"""The prefix of `StorePlanned.source` for a hand-over."""
 
 _OWN_TEXTS = {KILLED, told_stop("SIGTERM"), told_stop("SIGINT")}
-"""Texts of kvsm about the end of a process. They contain nothing but the name of a signal."""
+"""kvsm's texts about the end of a process. They name only a signal."""
 
 _ERROR = re.compile(
     r"(?:\w+\.)*(?P<name>[A-Za-z]\w*)(?=: |$)(?:: )?(?P<number>\[Errno [0-9]{1,3}\])?", re.ASCII
@@ -49,16 +51,17 @@ _ERROR_NAMES = {
     for name, kind in vars(module).items()
     if isinstance(kind, type) and issubclass(kind, BaseException)
 } | {"AcceleratorError", "OutOfMemoryError"}
-"""Classes of errors that are named by Python, kvsm or torch, and so name nothing of the user."""
+"""Names of error classes of Python, kvsm and torch. They reveal nothing about the user, so a copy keeps
+them."""
 
 _WEIGHTS = "weights: "
-"""Beginning of a reason of `LogOpened.cold` that `kvsm report` treats differently."""
+"""The prefix of the reasons in `LogOpened.cold` that `kvsm report` treats differently."""
 
 
 class NewNames:
     """The new names of one copy, or of several copies that belong together.
 
-    secret: of 16 to 64 bytes; None: a random one, which ends with this object.
+    secret: 16 to 64 bytes; None: a random secret, which exists only in this object.
 
     Attribute `renamed`: what was renamed -> how many times.
     """
@@ -99,7 +102,7 @@ class NewNames:
         return self.tier(name)
 
     def hand_over(self, end: str) -> str:
-        """Keep how a hand-over ended, if kvsm has a word for it."""
+        """Keep a hand-over's end if it is one of kvsm's own words; rename any other text."""
         return end if end in _HAND_OVER_ENDS else f"end-{self._text('text', end)}"
 
     def weights(self, version: str) -> str:
@@ -107,8 +110,8 @@ class NewNames:
         return f"weights-{self._text('weights', version)}" if version else ""
 
     def error(self, text: str) -> str:
-        """Replace the text of an error, which may contain paths and names. Kept are a class that Python, kvsm
-        or torch defines, and the number of a system error."""
+        """Replace the text of an error, which may contain paths and names. Keep the class if Python, kvsm or
+        torch defines it, and the number of a system error."""
         if not text or text in _OWN_TEXTS:
             return text
         found = _ERROR.match(text)
@@ -120,7 +123,7 @@ class NewNames:
         return f"{found['name']}: {detail}" if detail else found["name"]
 
     def reason(self, line: str) -> str:
-        """Replace a reason for a cold start. It stays visible that only the weights differ."""
+        """Replace a reason for a cold start. Keep the prefix which says that the weights differ."""
         is_weights = line.startswith(_WEIGHTS)
         return f"{_WEIGHTS if is_weights else ''}text-{self._text('text', line)}"
 

@@ -1,7 +1,7 @@
-"""Write a copy of a log in which all names are new, segment by segment.
+"""Write a copy of a log with new names, segment by segment.
 
-The copy has the events, snapshots, gaps and ends of the log, so readers tell the same story of it. Events and
-snapshots are only renamed, not folded: the log of a broken engine is copied too.
+The copy has the same events, snapshots, gaps and ends, so readers give the same answers. Names are replaced
+without folding the events, so the log of a broken engine can be copied, too.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from kvsm.system.private_files import write_whole
 class RedactedLog(msgspec.Struct, frozen=True, kw_only=True):
     """A redacted copy of a log.
 
-    directory: of the copy.
-    events: number of events that were copied.
-    damage: why the copy ends before the log does; None: it does not.
+    directory: the directory of the copy.
+    events: the number of events that were copied.
+    damage: why the copy ends before the log does; None if all of the log was copied.
     withheld: whether an eviction policy of another package was replaced.
     """
 
@@ -50,11 +50,11 @@ class RedactedLog(msgspec.Struct, frozen=True, kw_only=True):
 def redact_log(log: Path, copy: Path, names: NewNames, max_slots: int | None = None) -> RedactedLog:
     """Write a redacted copy of a log to a new directory.
 
-    names: makes the new names. Copies of logs that belong together need the same object.
+    names: makes the new names. Use the same object for logs that belong together.
     max_slots: as in `Trust`.
 
-    Of a damaged log, all events before the damage are copied. Raises `LogError` if there is no log, if it
-    claims too much, or if the copy cannot be written.
+    Copies all events before the damage if the log is damaged. Raises `LogError` if there is no log, if the
+    log needs more memory than `max_slots` allows, or if the copy cannot be written.
     """
     reader = LogReader(log)
     redactor = Redactor(names, log, max_slots)
@@ -86,7 +86,7 @@ class _Writer:
         self.events = 0
         self._directory, self._redactor = directory, redactor
         self._copied: set[str] = set()
-        """NewNames of the segments that were copied."""
+        """File names of the segments that were copied."""
 
     def copy_segment(self, segment: Segment) -> None:
         """Copy a segment. Raises `LogDamaged` after the last event that can be read."""
@@ -114,7 +114,7 @@ class _Writer:
             file.close()
 
     def copy_torn_segment(self, torn: Torn) -> None:
-        """Copy a segment whose head was never written: zeros in place of its bytes."""
+        """Copy a segment whose head was never written, with zeros in place of its bytes."""
         path = Path(torn.path)
         if path.name in self._copied:
             return
@@ -134,7 +134,7 @@ class _Writer:
 
 
 def _mark_of(segment: Segment) -> int | None:
-    """Return the number in the mark of a segment; None: it has no mark. Raises `LogDamaged`."""
+    """Return the number in the mark of a segment; None if it has no mark. Raises `LogDamaged`."""
     with segment.path.open("rb") as file:
         mark = read_mark(file, str(segment.path), segment.last + 1)
     if mark.lost is not None:

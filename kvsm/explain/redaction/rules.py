@@ -1,7 +1,7 @@
-"""What happens to each field of each record of a log: `EVENT_FIELDS` and `RULES` have a rule for every one.
+"""Redact the records of a log: `EVENT_FIELDS` and `RULES` have a rule for each field of each record.
 
-A field without a rule is an error, not a field that stays: a new field may hold a name. `kept` is for numbers
-and for words that kvsm itself defines; a field whose type is text cannot have it.
+A field without a rule is an error, because a new field may hold a name. The rule `kept` is for numbers and
+for words that kvsm itself defines; it is refused for a field whose type is text.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from kvsm.ids import Ids, MalformedIds, unpack
 from kvsm.states.block import holders
 
 _UNREADABLE = b"\xc1"
-"""No msgpack value. It replaces a snapshot that cannot be decoded, so that readers refuse that one too."""
+"""Invalid msgpack. It replaces a snapshot that cannot be decoded, so that readers refuse the copy's snapshot,
+too."""
 
 _MACHINES = re.compile("[0-9a-f]{0,32}")
 """A digest of the tables of state machines."""
@@ -51,8 +52,8 @@ class Redactor:
     def __init__(self, names: NewNames, log: Path, max_slots: int | None = None) -> None:
         self.names, self._log, self._max_slots = names, log, max_slots
         self.withheld = False
-        """Whether a policy of another package was met. All later configurations name `WITHHELD`: the order
-        that it leaves to the next policy is unknown."""
+        """Whether a policy of another package was found. All later configurations name `WITHHELD`, because
+        the order in which that policy left the blocks for the next one is unknown."""
 
     def redacted(self, record: _Record) -> _Record:
         """Return the record with new names. Raises `ConfigError` for a field without a rule."""
@@ -86,7 +87,8 @@ class Redactor:
         return msgspec.msgpack.encode(replace(new, requests=requests, policy=order))
 
     def _order(self, state: SavedLedger) -> bytes:
-        """Return the state of the policy with new names. state: redacted but for this."""
+        """Return the state of the policy with new names. state: a snapshot that is redacted except for its
+        policy."""
         name = state.config.policy
         if name == WITHHELD:
             return _idle_slots(state)
@@ -112,7 +114,7 @@ Rule = Callable[[Redactor, Any], Any]
 
 
 def kept(_: Redactor, value: Any) -> Any:
-    """Keep a number, or a word of kvsm."""
+    """Keep a number, or a word that kvsm defines."""
     return value
 
 
@@ -122,12 +124,13 @@ def kept_numbers(_: Redactor, value: bytes) -> bytes:
 
 
 def later(_: Redactor, value: bytes) -> bytes:
-    """Keep the state of a policy for now: `Redactor.saved` redacts it, since its type is in another field."""
+    """Keep the state of a policy: `Redactor.saved` redacts it, because another field says which type it
+    has."""
     return value
 
 
 def ids(_: Redactor, batch: Ids) -> Ids:
-    """Keep a batch of ids. Bytes that are none become other bytes that are none."""
+    """Keep a batch of ids. Replace malformed bytes by other malformed bytes."""
     try:
         unpack(batch)
     except MalformedIds:
@@ -168,7 +171,7 @@ def request(redactor: Redactor, name: str) -> str:
 
 
 def first_named(redactor: Redactor, pairs: tuple[tuple[Any, ...], ...]) -> tuple[tuple[Any, ...], ...]:
-    """Rename the requests of `Owners` or offers, which stand first."""
+    """Rename the requests in `Owners` or offers, which are the first item of each."""
     return tuple((redactor.names.request(name), *numbers) for name, *numbers in pairs)
 
 
@@ -214,12 +217,12 @@ def tier(redactor: Redactor, name: str) -> str:
 
 
 def source(redactor: Redactor, name: str) -> str:
-    """Rename where bytes come from."""
+    """Rename the source of a copy."""
     return redactor.names.source(name)
 
 
 def hand_over(redactor: Redactor, end: str) -> str:
-    """Keep a word of kvsm for how a hand-over ended."""
+    """Keep kvsm's word for how a hand-over ended."""
     return redactor.names.hand_over(end)
 
 
@@ -244,8 +247,8 @@ def snapshot(redactor: Redactor, saved: bytes) -> bytes:
 
 
 def counts(redactor: Redactor, encoded: bytes) -> bytes:
-    """Redact the counts of the segment before. Counts that cannot be decoded are left out; readers count the
-    events then."""
+    """Redact the counts of the previous segment. Leave out counts that cannot be decoded: readers then count
+    the events."""
     try:
         found = msgspec.msgpack.decode(encoded, type=SegmentMinutes)
     except msgspec.MsgspecError:
@@ -254,7 +257,7 @@ def counts(redactor: Redactor, encoded: bytes) -> bytes:
 
 
 def minutes(redactor: Redactor, parts: dict[int, Minute]) -> dict[int, Minute]:
-    """Redact the counts of each part of the time."""
+    """Redact the counts of each period."""
     return {number: redactor.redacted(one) for number, one in parts.items()}
 
 
@@ -308,10 +311,10 @@ EVENT_FIELDS: dict[str, Rule] = {
     "weights": weights,
     "worker": kept,
 }
-"""The rules of the fields of events. A field means the same in each kind of event that has it."""
+"""The rules for the fields of events. A field has the same meaning in each kind of event."""
 
 RULES: dict[type[msgspec.Struct], dict[str, Rule]] = {
-    # What events and heads hold.
+    # Records inside events and heads.
     ev.OffloadConfig: {
         "host_blocks": kept,
         "device_blocks": kept,
@@ -353,7 +356,7 @@ RULES: dict[type[msgspec.Struct], dict[str, Rule]] = {
     },
     Minute: {name: skips if name == "skipped" else kept for name in Minute.__struct_fields__},
     CopyCounts: {"reports": kept, "failed": kept, "durations": kept},
-    # The snapshot in a head.
+    # Records of the snapshot in a head.
     SavedLedger: {
         "config": part,
         "seq": kept,
@@ -428,7 +431,7 @@ POLICY_STATES: dict[str, type[msgspec.Struct] | None] = {
     "slru": None,
     "sieve": None,
 }
-"""The state that each built-in policy saves. None: it holds numbers only."""
+"""Built-in policy -> the type of its saved state; None if that holds only numbers."""
 
 
 def rules_of(kind: type[msgspec.Struct]) -> dict[str, Rule]:
@@ -458,7 +461,7 @@ def holds_text(hint: Any) -> bool:
 
 
 def changing_rules(kind: type[msgspec.Struct]) -> dict[str, Rule]:
-    """Return the rules of the fields that do not stay as they are."""
+    """Return the rules for the fields that change."""
     found = _CHANGING.get(kind)
     if found is None:
         found = _CHANGING[kind] = {
