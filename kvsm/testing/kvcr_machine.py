@@ -1,4 +1,4 @@
-"""A machine for vLLM's `kvcr` tier, which needs the packages `kvcr` and `nixl`."""
+"""A machine for vLLM's `kvcr` tier. It needs the packages `kvcr` and `nixl`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Machines for kvsm's own parts, which `kvsm conform` walks by their short names."""
+"""Machines for kvsm's own parts: built-in targets of `kvsm conform`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class FileCopyMachine(CopyEngineMachine):
 
 
 class StreamCopyMachine(CopyEngineMachine):
-    """kvsm's engine of streams and events, which copies on a GPU, on a simulated device."""
+    """kvsm's copy engine for GPUs, with streams and events, on a simulated device."""
 
     simulated: SimulatedDevice
 

@@ -1,4 +1,4 @@
-"""Count the cases in which `OffloadMachine` could find a property broken."""
+"""Count the cases in which a check of `OffloadMachine` could have failed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kvsm.properties import Property
 
 
 def count_ledger(ledger: Ledger) -> None:
-    """Count what a check of this ledger could find."""
+    """Count the cases of a check of this ledger."""
     count_case(Property.CONSERVATION, "states of the ledger")
     count_case(Property.EVENTS_ARE_STATE, "states compared with a restored copy")
     if ledger.transfers:
@@ -29,7 +29,7 @@ def count_ledger(ledger: Ledger) -> None:
 
 
 def count_log(events: Iterable[OffloadingEvent]) -> None:
-    """Count what a run with these events, which has come to rest, could find."""
+    """Count the cases of a run with these events, which has ended with nothing in flight."""
     count_case(Property.PROGRESS, "engines that came to rest")
     for event in events:
         for tried, case in _CASES.get(type(event), ()):
@@ -49,4 +49,4 @@ _CASES = {
     CacheReset: ((Property.NO_STALE_DATA, "resets"),),
     ReportRejected: ((Property.STALE_REPORTS, "reports that must change nothing"),),
 }
-"""Event -> the properties that it may show to be broken, with the case that is counted."""
+"""Kind of event -> the properties that are checked at it, each with the name of its case."""

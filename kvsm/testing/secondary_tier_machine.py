@@ -8,13 +8,13 @@
 
 The machine calls the tier as `TieringOffloadingManager` does. A store copies chunks of the primary tier to
 this tier, a load copies them back, and several jobs are in flight. A load follows lookups that hit. Results
-are polled, and all jobs are drained. The content of a chunk follows from its key, and plain books have the
-stored keys and the jobs in flight. Checked:
+are polled, and all jobs are drained. The content of a chunk is computed from its key. The machine tracks
+which keys are stored and which jobs are in flight. It checks that:
 
 - a hit was stored (publish after commit, S2); its load delivers the bytes of its key (correct bytes, S15);
 - a chunk whose store succeeded hits until it may be evicted, and its load succeeds (no lost store, S13);
-- a load that cannot be carried out is reported as failed, and names only chunks with the right bytes as
-  loaded (failure is not success, S6);
+- a load that cannot be carried out is reported as failed, and only chunks with the right bytes as loaded
+  (failure is not success, S6);
 - each job ends once, and no other job does (one release per hold, S4); a drain ends all of them, lookups are
   answered, no work stays pending, and after the shutdown no thread runs (progress, S9);
 - only the slots of loads in flight are written (no reuse in flight, S3), also after a shutdown;
@@ -23,7 +23,7 @@ stored keys and the jobs in flight. Checked:
 - KV events announce the stored chunks (events are state, S10);
 - no call raises (every call is legal, S8).
 
-Copies may run in threads of the tier, so a failure may depend on time. Not checked: which chunk is evicted,
+If the tier copies in threads, a failure may depend on timing. Not checked: which chunk is evicted,
 statistics, metrics, `serve_external_requests`, and changed bytes in a file (vLLM's tiers keep no checksums).
 """
 
@@ -52,10 +52,10 @@ from kvsm.properties import Property
 from kvsm.testing.machine_base import PropertyMachine, initialize, rule
 
 KEYS = 6
-"""Number of different chunks."""
+"""The number of different chunks."""
 
 CHUNKS = 8
-"""Chunks of the primary tier."""
+"""The number of chunks in the primary tier."""
 
 CHUNK_BYTES = mmap.PAGESIZE
 """Bytes of a chunk: whole pages, as vLLM's tiers require for direct IO."""
@@ -69,7 +69,7 @@ WAIT_S = 10.0
 """The time within which a tier must answer a lookup, and its threads must end (s)."""
 
 MOST_TOLD = 40
-"""Most calls that a failure lists; they are the last ones."""
+"""A failure lists at most this many calls, the last ones."""
 
 _CALLED = (
     "lookup",
@@ -89,7 +89,7 @@ _CALLED = (
 
 
 class ChunkKey(bytes):
-    """A key whose `repr` is its name."""
+    """A key whose `repr` is readable."""
 
     def __repr__(self) -> str:
         return self[:-4].rstrip(b"\0").decode()
@@ -113,7 +113,7 @@ class TierRequest:
 class TierJob:
     """A job in flight.
 
-    must_succeed: the keys of a load that were stored for certain when it was submitted.
+    must_succeed: the keys of a load that were known to be stored when it was submitted.
     """
 
     def __init__(
@@ -135,10 +135,11 @@ class SecondaryTierMachine(PropertyMachine):
     Needs: vLLM, and a subclass with `make_tier(view)`, which returns a `SecondaryTierManager` over this view
     of the primary tier: `CHUNKS` chunks of `CHUNK_BYTES` bytes.
 
-    `capacity`: the most chunks that the tier keeps. Then each of them may be evicted at any time.
-    `restarts = True`: after a shutdown, `make_tier` is called again, and finds what was stored.
-    `path_of(key)`: the file of a chunk. Then files are truncated and removed, and writes hit a full disk.
-    `publishes_events = True`: the tier has KV events. `may_fail = True`: a possible job may fail.
+    `capacity`: the most chunks that the tier keeps. If it is set, the tier may evict any chunk at any time.
+    `restarts = True`: after a shutdown, a new tier from `make_tier` must find what was stored.
+    `path_of(key)`: the file of a chunk. Then the machine truncates and removes files, and fills the disk.
+    `publishes_events = True`: the tier has KV events.
+    `may_fail = True`: the tier may fail a job that it could carry out.
 
     Attributes in `make_tier`: `self.directory`, an empty directory of this run, which restarts keep.
     """
@@ -153,13 +154,14 @@ class SecondaryTierMachine(PropertyMachine):
     """Whether the tier publishes KV events."""
 
     may_fail = False
-    """Whether the tier may fail a job that is possible."""
+    """Whether the tier may fail a job that it could carry out."""
 
     polls_forever = False
     """Whether work is always pending, because other engines may ask for chunks at any time."""
 
     misses_last = False
-    """Whether a miss may be repeated to other requests until all that asked for the key have finished."""
+    """Whether the tier may repeat a miss to other requests until all requests that looked up the key have
+    finished."""
 
     requests: Bundle[TierRequest] = Bundle("requests")
 
@@ -189,11 +191,11 @@ class SecondaryTierMachine(PropertyMachine):
         self._stored: set[ChunkKey] = set()
         """Keys that must hit: their store succeeded, and nothing has damaged them."""
         self._possible: set[ChunkKey] = set()
-        """Keys that may hit: a store of them was begun."""
+        """Keys that may hit: a store of them has begun."""
         self._askers: dict[ChunkKey, set[TierRequest]] = {key: set() for key in _KEYS}
         """Key -> the unfinished requests that have looked it up."""
         self._early: dict[ChunkKey, set[TierRequest]] = {}
-        """Key -> those of them that did so before its store succeeded."""
+        """Key -> the unfinished requests that looked it up before its store succeeded."""
         self._announced: set[bytes] = set()
         self._asked: list[TierRequest] = []
         self._restarted = False
@@ -250,7 +252,7 @@ class SecondaryTierMachine(PropertyMachine):
 
     @rule(drains=st.booleans())
     def restart(self, drains: bool) -> None:
-        """Shut the tier down, and make it again. drains: whether all jobs end before."""
+        """Shut the tier down, and make it again. drains: whether to let all jobs end first."""
         if self.restarts:
             self._restart(drains)
 
@@ -329,7 +331,7 @@ class SecondaryTierMachine(PropertyMachine):
         self._stored.discard(key)
 
     def _answer(self, request: TierRequest, key: ChunkKey) -> LookupResult:
-        """Look a chunk up, step by step, until the tier does not answer RETRY."""
+        """Look a chunk up once a step until the tier answers HIT or MISS."""
         count_case(Property.PROGRESS, "lookups that waited for an answer")
         answers = list[LookupResult]()
 
@@ -398,14 +400,14 @@ class SecondaryTierMachine(PropertyMachine):
         for thread in new:
             thread.join(WAIT_S)
             if thread.is_alive():
-                raise PropertyBroken(Property.PROGRESS, f"thread {thread.name} runs on after the shutdown")
+                raise PropertyBroken(Property.PROGRESS, f"thread {thread.name} still runs after the shutdown")
 
     def _take_events(self) -> None:
         for event in self.tier.take_events() if self.publishes_events else ():
             for key in event.keys:
                 (self._announced.discard if event.removed else self._announced.add)(bytes(key))
                 if not event.removed and bytes(key) not in self._possible:
-                    message = f"an event says that {key!r} is stored, and it never was"
+                    message = f"an event says that {key!r} is stored, but it was never stored"
                     raise PropertyBroken(Property.EVENTS_ARE_STATE, message)
 
     # The ends of jobs.
@@ -413,7 +415,7 @@ class SecondaryTierMachine(PropertyMachine):
     def _end(self, result: JobResult) -> None:
         job = self._jobs.pop(result.job_id, None)
         if job is None:
-            message = f"job {result.job_id} ended, and no such job was in flight"
+            message = f"job {result.job_id} ended, but no such job was in flight"
             raise PropertyBroken(Property.ONE_RELEASE_PER_HOLD, message)
         count_case(Property.ONE_RELEASE_PER_HOLD, "jobs that ended")
         if job.is_load:
@@ -424,7 +426,7 @@ class SecondaryTierMachine(PropertyMachine):
                     self._stored.add(key)
                     self._early[key] = set(self._askers[key])
         elif not self.may_fail and not _is_disk_full():
-            message = f"the {job} could be carried out, and is reported as failed"
+            message = f"the {job} could be carried out, but was reported as failed"
             raise PropertyBroken(Property.FAILURE_IS_NOT_SUCCESS, message)
         else:
             count_case(Property.FAILURE_IS_NOT_SUCCESS, "stores that failed")
@@ -433,7 +435,7 @@ class SecondaryTierMachine(PropertyMachine):
     def _end_load(self, job: TierJob, result: JobResult) -> None:
         loaded = job.keys if result.success else list(result.successful_keys or ())
         if unknown := [key for key in loaded if key not in job.keys]:
-            message = f"the {job} is said to have loaded {unknown}, which it does not name"
+            message = f"the result of the {job} says that {unknown} was loaded, which is not in the job"
             raise PropertyBroken(Property.FAILURE_IS_NOT_SUCCESS, message)
         for key, slot in zip(job.keys, job.slots):
             if key in loaded:
@@ -445,7 +447,7 @@ class SecondaryTierMachine(PropertyMachine):
             count_case(Property.FAILURE_IS_NOT_SUCCESS, "loads that failed")
 
     def _is_first_failed(self, job: TierJob, loaded: Collection[bytes], key: ChunkKey) -> bool:
-        """Whether no chunk before this one failed: a tier may give up a load at the first bad chunk."""
+        """Whether no earlier chunk of the load failed: a tier may stop a load at the first bad chunk."""
         return all(before in loaded for before in job.keys[: job.keys.index(key)])
 
     def _must_hold(self, key: ChunkKey, slot: int, job: TierJob, is_good: bool) -> None:
@@ -472,11 +474,11 @@ class SecondaryTierMachine(PropertyMachine):
         count_case(Property.NO_REUSE_IN_FLIGHT, "comparisons of the primary tier", bool(self._jobs))
         for slot, byte in right.items():
             if (self._memory[slot] != byte).any():
-                message = f"chunk {slot} of the primary tier was written, and belongs to no load in flight"
+                message = f"chunk {slot} of the primary tier was written, but no load in flight has it"
                 raise PropertyBroken(Property.NO_REUSE_IN_FLIGHT, message)
 
     def wind_down(self) -> None:
-        """Bring everything to rest, and load all stored chunks; once more after a restart."""
+        """Let all jobs and requests end, and load all stored chunks. Do so again after a restart."""
         self._rest()
         if self.restarts:
             self._restart(drains=True)
@@ -502,10 +504,10 @@ class SecondaryTierMachine(PropertyMachine):
         if self.publishes_events:
             count_case(Property.EVENTS_ARE_STATE, "tiers whose events were compared", bool(self._stored))
             if missing := sorted(map(repr, self._stored - self._announced)):
-                message = f"{', '.join(missing)} are stored, and no event says so"
+                message = f"{', '.join(missing)} are stored, but no event says so"
                 raise PropertyBroken(Property.EVENTS_ARE_STATE, message)
         if not self.polls_forever:
-            self._wait(lambda: not self.tier.has_pending_work(), "no job is in flight, and work is pending")
+            self._wait(lambda: not self.tier.has_pending_work(), "work is pending, but no job is in flight")
 
     def _wait(self, is_done: Callable[[], bool], otherwise: str) -> None:
         end = time.monotonic() + WAIT_S
@@ -516,7 +518,7 @@ class SecondaryTierMachine(PropertyMachine):
             self._end_step()
 
     def trace(self) -> Iterable[str]:
-        """The last calls, with their answers."""
+        """Return the last calls, with their answers."""
         return map(str, self.under_test.calls[-MOST_TOLD:])
 
     def close(self) -> None:
@@ -532,7 +534,7 @@ _FULL = CHUNK_BYTES // 2
 
 @contextmanager
 def _full_disk() -> Iterator[None]:
-    """A `with` block in which no file of this process can be longer than half of a chunk."""
+    """Limit the files of this process to half of a chunk inside a `with` block."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (_FULL, before[1]))
     try:

@@ -1,4 +1,4 @@
-"""Machines for vLLM's own managers and secondary tiers, which `kvsm conform` walks by their short names."""
+"""Machines for vLLM's own managers and secondary tiers: built-in targets of `kvsm conform`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class _PrimaryMemory:
 
 
 class TieringManager(ManagerMachine):
-    """vLLM's `TieringOffloadingManager` over its example of a tier, whose copies end at once."""
+    """vLLM's `TieringOffloadingManager` over its example tier, whose copies end at once."""
 
     tiers_below = True
 
@@ -58,7 +58,8 @@ class TieringManager(ManagerMachine):
 
 
 class TieringManagerWithRoom(TieringManager):
-    """The same without evictions before the end, and with resets only at rest: beyond B71 and B72."""
+    """The same without evictions before the end, and with resets only at rest, so that B71 and B72 hide
+    nothing."""
 
     pools = st.just(16)
     crowd = fill = reset = None
@@ -97,13 +98,13 @@ class FileSystemTier(SecondaryTierMachine):
 
 
 class FileSystemTierWithLastingMisses(FileSystemTier):
-    """The same, where a miss may be repeated to later requests."""
+    """The same tier, but it may repeat a miss to later requests."""
 
     misses_last = True
 
 
 class FileSystemTierWithIntactFiles(FileSystemTierWithLastingMisses):
-    """The same, where nothing else removes or truncates files."""
+    """The same tier, but the machine neither removes nor truncates its files."""
 
     damage = None
 
