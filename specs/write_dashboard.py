@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 DASHBOARD = Path(__file__).resolve().parents[1] / "deploy" / "grafana" / "kvsm.json"
 
 SCHEMA_VERSION = 39
-"""The version of the dashboard's JSON model. Grafana 10.4 and later read it."""
+"""The version of the dashboard's JSON format. Grafana 10.4 and later read it."""
 
 MATCH = 'model_name=~"$model_name",instance=~"$instance",engine=~"$engine"'
 """The label matchers in each query. The variables of the dashboard choose their values."""
@@ -24,19 +24,19 @@ MATCH = 'model_name=~"$model_name",instance=~"$instance",engine=~"$engine"'
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 NOT_SHOWN = {
-    "kv_offload_config_info": "config_info has the same values",
-    "kv_offload_cpu_cache_usage_perc": "blocks shows the same slots",
-    "kv_offload_cpu_cache_write_usage_perc": "blocks shows the same slots",
-    "kv_offload_cpu_cache_read_usage_perc": "blocks shows the same slots",
+    "kv_offload_config_info": "`config_info` has the same values",
+    "kv_offload_cpu_cache_usage_perc": "the panels of `blocks` show these slots",
+    "kv_offload_cpu_cache_write_usage_perc": "the panels of `blocks` show these slots",
+    "kv_offload_cpu_cache_read_usage_perc": "the panels of `blocks` show these slots",
 }
-"""Exported gauge -> why no panel shows it."""
+"""Exported metric -> why no panel shows it."""
 
 
 class Panel(NamedTuple):
     """A panel.
 
     queries: legend -> PromQL. `%` stands for `MATCH`.
-    unit: a unit of Grafana's.
+    unit: the name of a unit in Grafana.
     kind: the type of the panel.
     stack: whether the series are stacked.
     about: the panel's description.
@@ -73,7 +73,7 @@ _HOST, _LOOKED_FOR = 'found="on the host"', 'found!="on the device"'
 ROWS: dict[str, tuple[Panel, ...]] = {
     "Hits": (
         Panel(
-            "Share of the blocks that the device lacked and the host had",
+            "Share of the blocks missing on the device that the host had",
             {"share": f"{_rate('blocks_asked', '', _HOST)} / {_rate('blocks_asked', '', _LOOKED_FOR)}"},
             "percentunit",
             about="If it fell: `kvsm report LOG` says why blocks were missing, and `kvsm why LOG REQUEST` "
@@ -93,7 +93,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             {"{{how}}": _rate("deferrals_ended", "how"), "begun": _rate("deferrals")},
             "ops",
         ),
-        Panel("Length of these waits", _quantiles("deferral_seconds"), "s"),
+        Panel("Duration of these waits", _quantiles("deferral_seconds"), "s"),
         Panel("Requests", {"known": _sum("known_requests"), "waiting for a copy": _sum("deferred_requests")}),
     ),
     "Bytes": (
@@ -113,13 +113,15 @@ ROWS: dict[str, tuple[Panel, ...]] = {
     ),
     "Latency of copies": (
         Panel("From submission to the last report", _quantiles("transfer_seconds", "direction"), "s"),
-        Panel("The same in engine steps", _quantiles("transfer_steps", "direction")),
+        Panel(
+            "From submission to the last report, in engine steps", _quantiles("transfer_steps", "direction")
+        ),
         Panel("A lookup, in the scheduler", _quantiles("lookup_seconds"), "s"),
         Panel(
             "Transfers planned or in flight",
             {"{{direction}}": _sum("live_transfers", "direction"), "draining": _sum("draining_transfers")},
         ),
-        Panel("Transfers that the engine stood still for", {"transfers": _rate("transfers_flushed")}, "ops"),
+        Panel("Transfers that the engine waited for", {"transfers": _rate("transfers_flushed")}, "ops"),
     ),
     "Pool": (
         Panel(
@@ -145,7 +147,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             about="Lost for good: a rank did not report a copy. See the alert KvsmRankSilent.",
         ),
         Panel(
-            "Evicted, and offered again after that",
+            "Evicted blocks, and evicted blocks that were offered again",
             {"evicted": _rate("blocks_evicted"), "recalled": _rate("keys_recalled")},
             "ops",
             about="Many recalled keys: the pool is too small. `kvsm whatif LOG` predicts the hit rate of a "
@@ -154,7 +156,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel(
             "Offered blocks that were not stored", {"{{reason}}": _rate("blocks_skipped", "reason")}, "ops"
         ),
-        Panel("Offers without room", {"offers": _rate("allocation_failures")}, "ops"),
+        Panel("Offers that found no room", {"offers": _rate("allocation_failures")}, "ops"),
     ),
     "Log": (
         Panel("The log cannot be written", {"{{instance}}": "max by (instance) (vllm:kvsm_log_broken{%})"}),
@@ -178,7 +180,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "ops",
         ),
         Panel(
-            "Configured, and not in use",
+            "Parts that are configured but not in use",
             {"{{part}}": "max by (part) (vllm:kvsm_serves_without{%})"},
             about="1: the files of this part cannot be used, and vLLM's log says why.",
         ),
@@ -279,7 +281,7 @@ def _panel(number: int, panel: Panel, place: dict[str, int]) -> dict[str, Any]:
 
 
 def _variable(name: str, label: str) -> dict[str, Any]:
-    """Return a variable with the values of a label of the metrics."""
+    """Return a dashboard variable that offers the values of a label."""
     return {
         "name": name,
         "label": label,
