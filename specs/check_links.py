@@ -31,7 +31,7 @@ TIMEOUT_S = 20
 
 
 def pages(root: Path) -> list[Path]:
-    """Each Markdown file of the project, without what builds and environments leave there."""
+    """Return the Markdown files of the project, except in directories of builds and environments."""
     return [
         path
         for path in sorted(root.rglob("*.md"))
@@ -44,7 +44,7 @@ def pages(root: Path) -> list[Path]:
 
 @cache
 def places(path: Path) -> frozenset[str]:
-    """The anchors of a page: its headings, as GitHub and MyST name them, and `id`s in HTML."""
+    """Return the anchors of a page: its headings, as GitHub and MyST name them, and `id`s in HTML."""
     text = _FENCE.sub("", path.read_text(encoding="utf-8"))
     found: Counter[str] = Counter()
     names = set(re.findall(r'<a (?:id|name)="([^"]+)"', text))
@@ -57,13 +57,13 @@ def places(path: Path) -> frozenset[str]:
 
 
 def links(path: Path) -> list[str]:
-    """The targets of the links of a page."""
+    """Return the targets of the links of a page."""
     text = re.sub(r"(`+).+?\1", lambda span: "" if "](" in span[0] else span[0], _without_code(path))
     return _LINK.findall(text)
 
 
 def addresses(root: Path) -> dict[str, str]:
-    """Each address of another site -> the first file that names it."""
+    """Return each address of another site -> the first file that names it."""
     named: dict[str, str] = {}
     for path in [*pages(root), root / "pyproject.toml"]:
         text = _without_code(path) if path.suffix == ".md" else path.read_text(encoding="utf-8")
@@ -77,7 +77,7 @@ def _without_code(path: Path) -> str:
 
 
 def problems(root: Path) -> Iterator[str]:
-    """A message for each link that leads nowhere, and for each address that no browser would take."""
+    """Yield a message for each link without a target, and for each invalid address."""
     for path in pages(root):
         name = path.relative_to(root)
         for link in links(path):
@@ -98,7 +98,7 @@ def problems(root: Path) -> Iterator[str]:
 
 
 def unanswered(root: Path) -> Iterator[str]:
-    """A message for each address of another site that does not answer."""
+    """Yield a message for each address of another site that does not answer."""
     named = {one: by for one, by in addresses(root).items() if not _is_local(one)}
     with ThreadPoolExecutor(8) as pool:
         for (link, named_by), why in zip(named.items(), pool.map(why_unanswered, named)):
@@ -107,7 +107,7 @@ def unanswered(root: Path) -> Iterator[str]:
 
 
 def why_unanswered(address: str) -> str:
-    """Why this address cannot be read, or nothing if it can."""
+    """Return why this address cannot be read; empty if it can."""
     request = urllib.request.Request(address, headers={"User-Agent": "check_links"})
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT_S):
@@ -124,7 +124,7 @@ def _is_local(address: str) -> bool:
 
 
 def main() -> int:
-    """Print the problems. Returns the exit code."""
+    """Print the problems, and return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--online", action="store_true", help="also ask other sites for each address")
     found = list(problems(ROOT))

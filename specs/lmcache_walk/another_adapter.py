@@ -1,10 +1,10 @@
-"""Show that LMCache's multi-process connector serves the KV of one LoRA adapter to a request with another.
+"""Show that LMCache's multi-process connector serves KV of one LoRA adapter to a request for another adapter.
 
     PYTHONPATH=.:specs python -m lmcache_walk.another_adapter
 
 A request with a prompt of 23 tokens is served, and the device's cache is reset. Then a second request arrives
-whose first 20 tokens are the same. Each line says what differs, how many tokens LMCache delivers, and whether
-they are right.
+whose first 20 tokens are the same. Each printed line says how the requests differ, how many tokens LMCache
+delivers, and whether they are right.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STEPS = 30
 
 
 def delivered(first: tuple[int, int], second: tuple[int, int]) -> str:
-    """Serve two requests, each (salt, adapter), and tell what the second one gets."""
+    """Serve two requests, each given as (salt, adapter), and return what the second one gets."""
     connector = "lmcache_walk.connector:Pickled"
     world = VllmWorld(EngineShape(connector=connector, host_blocks=40, adapters=2))
     taken_counts()
@@ -42,13 +42,13 @@ def delivered(first: tuple[int, int], second: tuple[int, int]) -> str:
 
 
 def main() -> None:
-    """Print a line for each pair."""
+    """Print a line for each pair of requests."""
     print("the same adapter:", delivered((0, 1), (0, 1)))
     print("another adapter:", delivered((0, 1), (0, 2)))
     print("an adapter, then none:", delivered((0, 1), (0, 0)))
     print("another salt:", delivered((1, 0), (0, 0)), flush=True)
     atexit._run_exitfuncs()  # end the server
-    os._exit(0)  # threads of LMCache would keep the process
+    os._exit(0)  # threads of LMCache would keep the process alive
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """LMCache's multi-process connector, with a server of its own.
 
-The server is another process, and nothing decides when it answers: a failure may depend on time. Copies are
-not steps of the simulated device, so only bytes and answers are checked. Each engine of a walk has another
-model name, so that no engine finds blocks of an earlier one.
+The server is another process, and the walk does not control when it answers, so a failure may depend on
+timing. Copies are not steps of the simulated device, so only bytes and answers are checked. Each engine of a
+walk has a different model name, so that no engine finds blocks of an earlier one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ START_S = 300.0
 
 @cache
 def server_port(*options: str) -> int:
-    """Start a server with these options, once a process. Returns its port."""
+    """Start a server with these options, once in a process, and return its port."""
     ports = []
     for _ in range(3):
         with socket.socket() as free:
@@ -87,7 +87,7 @@ class Pickled(LMCacheMPConnector):  # type: ignore[misc]
         return super().get_transfer_results(finished_req_ids)
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """Register the blocks in the shape of this layout: [block, head, token, key and value]."""
+        """Register the blocks with the shape [block, head, token, key and value], which `LBHNC` needs."""
         shape = -1, 1, BLOCK_TOKENS, 2
         super().register_kv_caches(
             {name: memory.view(torch.float32).view(shape) for name, memory in kv_caches.items()}

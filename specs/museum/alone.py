@@ -1,4 +1,4 @@
-"""Which exhibits the shipped commands find, as what, and how soon: the outcome of `museum.product_alone`.
+"""The outcome of `museum.product_alone`: which command finds which exhibit, after how many steps.
 
 An exhibit that is not here was found by none of the commands within the budget.
 """
@@ -12,13 +12,13 @@ from kvsm.properties import Property
 
 
 class AloneBy(NamedTuple):
-    """The first sighting by a shipped command.
+    """The first failure that a shipped command reports for an exhibit.
 
     command: the command, without options for output and processes.
     target: the target of the walk, or the model with its scope.
     property: the property that it reports as broken.
     steps: the length of the path to it; of a walk, after the reduction.
-    effort: operations of the walk, or states of all models, until then.
+    effort: the number of operations of the walk, or of states of all models, until then.
     """
 
     command: str

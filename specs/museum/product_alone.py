@@ -1,14 +1,14 @@
-"""Which exhibits the product finds by itself: by its commands as they are, without the museum's worlds.
+"""Search for the exhibits with the shipped commands only, without the museum's worlds.
 
     PYTHONPATH=specs:tests/support python -m museum.product_alone --results alone.jsonl      all: half an hour
     PYTHONPATH=specs:tests/support python -m museum.product_alone --results alone.jsonl B17  this one
 
-The budget is `COMMANDS`: every exhibit meets the same commands in the same order, with one seed and fixed
+The budget is `COMMANDS`. The same commands run for each exhibit, in the same order, with one seed and fixed
 numbers of runs and states, and the first failure ends the search. No scene, world, prompt or scope of
-`specs/museum` is used. A command that uses more than `CPU_SECONDS` of CPU time is stopped, and has found
-nothing. `museum.alone` has the outcome.
+`specs/museum` is used. A command that uses more than `CPU_SECONDS` of CPU time is stopped, and counts as
+having found nothing. `museum.alone` has the outcome.
 
-Results are appended to a file as they come. Commands whose results are there do not run again.
+Each result is appended to the file. A command does not run again if its result is in the file.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ SCOPES = tuple(
     for scope in MODELS[model].scopes
     if not re.match(r"small$|full|pairs-|triples-", scope)
 )
-"""The scopes of these models that `kvsm check` leaves out, but the largest and the generated ones."""
+"""The scopes that a plain `kvsm check` does not run, except the largest and the generated ones."""
 COMMANDS = (FUZZ, CHECK, *SCOPES)
 
 
 class Tried(msgspec.Struct, frozen=True, kw_only=True):
-    """What one command said of one exhibit.
+    """The result of one command for one exhibit.
 
     command: its arguments, without those for output and processes.
     property: the property that it reports as broken; empty if it found nothing.
     target: the target of the walk, or the model with its scope, that found it.
     steps: the length of the path to the failure; of a walk, after the reduction.
-    effort: operations of the walk, or states of all models, until then.
+    effort: the number of operations of the walk, or of states of all models, until then.
     seconds: CPU time.
-    cut: whether `CPU_SECONDS` ended it.
+    cut: whether it was stopped after `CPU_SECONDS`.
     """
 
     id: str
@@ -71,7 +71,7 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def shown(command: Sequence[str]) -> str:
-    """Return a command as people type it."""
+    """Return a command as a user types it."""
     return " ".join(("kvsm", *command)).removesuffix(" --json").removesuffix(" --jobs 1")
 
 
@@ -87,7 +87,7 @@ def tried(id: str, command: Sequence[str]) -> Tried:
 
 
 def _answers(command: Sequence[str]) -> tuple[list[dict[str, Any]], ExitCode]:
-    """Run a command. Raises `RuntimeError` if it ends otherwise than with an answer."""
+    """Run a command. Raises `RuntimeError` if it ends without an answer."""
     with TemporaryDirectory() as directory:
         more = () if command[0] == "check" else ("--reduce-seconds", "20", "--log", f"{directory}/failure")
         result = CliRunner().invoke(kvsm, [*command, *more])
@@ -98,12 +98,12 @@ def _answers(command: Sequence[str]) -> tuple[list[dict[str, Any]], ExitCode]:
 
 
 def _effort(answer: Mapping[str, Any]) -> int:
-    """Return how much a command has done: states of a model, or operations of a walk."""
+    """Return the number of states of a model, or of operations of a walk."""
     return int(answer["states"] if "states" in answer else answer["progress"]["operations"])
 
 
 def _failure(answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what was found first, as fields of `Tried`."""
+    """Return the first failure, as fields of `Tried`."""
     for answer in answers:
         if failure := answer.get("failure"):
             name, target, steps = failure["property_id"], failure["target"], failure["actions"]

@@ -1,13 +1,13 @@
 """The museum in the taxonomy of "A First Look at Bugs in LLM Inference Engines" (arXiv 2506.09713, 2025).
 
 The study sorts 929 bugs of llama.cpp, vLLM, DeepSpeed, MLC-LLM and TensorRT-LLM by six symptoms and 28 root
-causes. The mapping of the exhibits is kvsm's own: one reader sorted them by their stories, and nobody of the
-study has seen it.
+causes. The mapping of the exhibits is kvsm's own: one person sorted them by their stories, and no author of
+the study has seen it.
 
 - A symptom is what users of the other system saw, as the story says. If the story names no effect that a user
-  sees, it is a silent error: the books are wrong, and nothing reports it.
+  sees, it is a silent error: the state is wrong, and nothing reports it.
 - A cause is one of the study's root causes. Wrong counts, pins, keys and evictions are incorrect cache
-  management. An access to memory that another copy, kernel or process may still use is a lack of
+  management. An access to memory that another copy, kernel or process may still use counts as missing
   synchronization.
 
 The study's names and counts were taken from its abstract and from public notes on its second version, because
@@ -55,7 +55,7 @@ STUDY_SYMPTOMS: Mapping[Symptom, int] = {
     Symptom.HANG: 35,
     Symptom.SILENT_ERROR: 12,
 }
-"""Symptom -> instances in the study. A bug may have two symptoms."""
+"""Symptom -> the number of bugs in the study. A bug may have two symptoms."""
 
 
 class Place(NamedTuple):

@@ -1,7 +1,7 @@
 """Machines for SGLang's storage in files (`HiCacheFile`), based on `kvsm.testing.SecondaryTierMachine`.
 
-It needs vLLM beside SGLang, because the machine has vLLM's interface. `FileTier` makes the calls of SGLang's
-cache controller: `batch_exists`, `batch_set` and `batch_get`, where an error counts as no page.
+It needs vLLM and SGLang, because the machine calls vLLM's interface. `FileTier` makes the calls of SGLang's
+cache controller: `batch_exists`, `batch_set` and `batch_get`, where an error counts as a missing page.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ class FileTier(SecondaryTierManager):  # type: ignore[misc]
         return LookupResult.HIT if self.storage.batch_exists([name_of(key)]) else LookupResult.MISS
 
     def submit_store(self, job_metadata: TransferJob) -> None:
-        """`batch_set`, as in the controller's `_generic_page_set`."""
+        """Call `batch_set`, as the controller's `_generic_page_set` does."""
         good = self.storage.batch_set(list(map(name_of, job_metadata.keys)), self._pages_of(job_metadata))
         self._finished.append(JobResult(job_metadata.job_id, bool(good)))
 
     def submit_load(self, job_metadata: TransferJob) -> None:
-        """`batch_get` into pages of its own, as in the controller's `_generic_page_get`."""
+        """Call `batch_get` with new pages, as the controller's `_generic_page_get` does."""
         keys, pages = list(job_metadata.keys), self._pages_of(job_metadata)
         try:
             found = self.storage.batch_get(
                 list(map(name_of, keys)), [torch.empty_like(page) for page in pages]
             )
-        except Exception:  # the controller logs it, and counts no page
+        except Exception:  # the controller logs the error, and counts all pages as missing
             found = []
         count = next((place for place, page in enumerate(found) if page is None), len(found))
         for page, got in zip(pages, found[:count]):
@@ -55,7 +55,7 @@ class FileTier(SecondaryTierManager):  # type: ignore[misc]
         return [self.pages[int(chunk)] for chunk in job.chunk_ids]
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
-        """All jobs since the last call."""
+        """Return the results of all jobs since the last call."""
         finished, self._finished = self._finished, []
         return finished
 
@@ -64,11 +64,11 @@ class FileTier(SecondaryTierManager):  # type: ignore[misc]
         return RequestOffloadingContext()
 
     def drain_jobs(self) -> None:
-        """Nothing to wait for."""
+        """Do nothing: jobs end at once."""
 
 
 def name_of(key: bytes) -> str:
-    """The name of a page, in place of its hash."""
+    """Return the name of a page, which replaces its hash."""
     return key.hex()
 
 
@@ -87,12 +87,12 @@ class FileStorage(SecondaryTierMachine):
 
 
 class FileStorageWithIntactFiles(FileStorage):
-    """The same, where nothing else removes or truncates files."""
+    """The same storage, but the machine neither removes nor truncates its files."""
 
     damage = None
 
 
 class FileStorageWithMetadataCache(FileStorageWithIntactFiles):
-    """The same with the cache of positive answers."""
+    """The same storage with its cache of positive answers."""
 
     options = {"enable_metadata_cache": True}  # noqa: RUF012 (never changed)
