@@ -1,7 +1,7 @@
 """Measure how long kvsm takes to start: `import kvsm`, `kvsm --help`, and the help of each command.
 
-Each start is a process of its own, by turns with an empty program. Its CPU time is compared with that of the
-empty program: what Python itself needs is not kvsm's.
+Each start is a process of its own. The programs take turns with an empty program, whose CPU time is that of
+Python itself.
 
     python benchmarks/startup.py --output benchmarks/results/startup.md
 """
@@ -28,7 +28,8 @@ NOTE = (
 
 
 def cpu_seconds(arguments: Sequence[str]) -> float:
-    """CPU time of one process with these arguments. Python keeps what it compiles, as after `pip install`."""
+    """Return the CPU time of one process with these arguments. Python may cache compiled modules, as after an
+    install."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([sys.executable, *arguments], env=environment, check=True, capture_output=True)
@@ -52,7 +53,7 @@ def main(rounds: int, output: Path | None) -> None:
         ]
     )
     for arguments in programs.values():
-        cpu_seconds(arguments)  # the first start compiles, and reads from disk
+        cpu_seconds(arguments)  # the first start compiles the modules, and reads them from disk
     times: dict[str, list[float]] = {name: [] for name in programs}
     for _ in range(rounds):
         for name, arguments in programs.items():

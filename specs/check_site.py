@@ -4,8 +4,8 @@
 
 Prints each page that loads something from a network, and each link to a missing file or anchor. Links to
 other sites are not checked. With `--browser`, Chromium opens each page in the widths of a desktop and of a
-phone. It prints pages that scroll sideways, blocks of code, tables and pictures that are cut off, and words
-that the search does not find. It needs chromium, chromium-driver and selenium.
+phone. It prints each page that scrolls sideways, each block of code, table or picture that is cut off, and
+each word that the search does not find. It needs chromium, chromium-driver and selenium.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NOT_LOADED = ("canonical", "next", "prev", "search", "index")
 
 
 WIDTHS = (1280, 390)
-"""Widths of the window (CSS pixels): a desktop, a phone."""
+"""Widths of the window (CSS pixels): for a desktop and for a phone."""
 
 SEARCHED = ("eviction", "OffloadScheduler", "AllBlocksCleared")
 """Words that the search must find."""
@@ -55,7 +55,7 @@ for (const element of document.querySelectorAll("article pre, article table, art
 }
 return found;
 """
-"""Lists what a reader cannot see or scroll to."""
+"""Returns what a reader can neither see nor scroll to."""
 
 
 class Page(HTMLParser):
@@ -108,7 +108,7 @@ def problems(site: Path) -> Iterator[str]:
 
 @contextmanager
 def chromium() -> Iterator[Any]:
-    """A headless Chromium."""
+    """Start a headless Chromium, which ends with the `with` block."""
     from selenium import webdriver
 
     options = webdriver.ChromeOptions()
@@ -123,7 +123,7 @@ def chromium() -> Iterator[Any]:
 
 
 def seen_problems(site: Path, driver: Any) -> Iterator[str]:
-    """A message for each problem that a reader sees in a browser."""
+    """Yield a message for each problem that a reader sees in a browser."""
     for width in WIDTHS:
         size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
         driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)

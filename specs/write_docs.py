@@ -105,7 +105,7 @@ def main() -> None:
 
 
 def museum_readme() -> str:
-    """specs/museum/README.md with up-to-date generated parts."""
+    """Return specs/museum/README.md with up-to-date generated parts."""
     return with_written_blocks(MUSEUM_README.read_text(encoding="utf-8"), source_link)
 
 

@@ -52,7 +52,7 @@ COMMANDS = {
     "show": Listed("show", HAPPENED, "Show the history of a block, key, request or transfer in LOG."),
     "diff": Listed("diff", HAPPENED, "Show the first difference between two logs of one workload."),
     "query": Listed("query", HAPPENED, "Run a SELECT, or a named query, over the tables of LOG."),
-    "spans": Listed("spans", HAPPENED, "Send the requests of LOG to a collector of OpenTelemetry traces."),
+    "spans": Listed("spans", HAPPENED, "Send the requests of LOG to an OpenTelemetry trace collector."),
     "export": Listed("export", HAPPENED, "Write LOG as Parquet tables, or as a copy without names."),
     "whatif": Listed("whatif", OTHERWISE, "Predict the hit rate of LOG with another pool size or policy."),
     "fork": Listed("fork", OTHERWISE, "Re-run LOG from event SEQ with changes; show where it diverges."),
@@ -71,7 +71,7 @@ COMMANDS = {
         WRONG,
         "Fuzz any vLLM connector under vLLM's scheduler; reduce failures.",
     ),
-    "conform": Listed("conform", WRONG, "Walk a connector, manager or tier; print what held."),
+    "conform": Listed("conform", WRONG, "Test a connector, manager or tier; print what held."),
     "diagram": Listed("diagram", WRONG, "Draw a state machine from its transition table."),
 }
 """Each command, in the order of the help. A test compares `says` with the command's own help."""

@@ -63,7 +63,7 @@ def spans(
     as_json: bool,
     **trust: Any,
 ) -> None:
-    """Send the requests of LOG to a collector of OpenTelemetry traces.
+    """Send the requests of LOG to an OpenTelemetry trace collector.
 
     Each request that has ended becomes a trace: a span with its lookups, and a child span for each wait, load
     and store. The attribute kvsm.why holds the answer of `kvsm why`. With --since and --until, the requests

@@ -91,8 +91,8 @@ def _errors(test: str, error: BaseException) -> list[str]:
 
 
 def _members(error: Any) -> Sequence[BaseException]:
-    """The members of an exception group. Other errors may mean anything by `exceptions`. Python 3.10 has no
-    built-in group, and a package may stand in for it."""
+    """Return the members of an exception group. The class is compared by name, because Python 3.10 has no
+    built-in group, and an attribute `exceptions` of another error may mean anything."""
     is_group = any(base.__name__ == "BaseExceptionGroup" for base in type(error).__mro__)
     return error.exceptions if is_group else ()
 
