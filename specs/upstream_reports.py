@@ -107,35 +107,35 @@ class Finding(NamedTuple):
 
     @property
     def number(self) -> str:
-        """The two digits in the name of its script."""
+        """Return the two digits in the name of its script."""
         found = _SCRIPT.search(self.parts["Steps"])
         assert found, f"{self.title}: the steps name no script"
         return found[1]
 
     @property
     def patch(self) -> str | None:
-        """The number of its patch."""
+        """Return the number of its patch; None if it has none."""
         found = _PATCH.search(self.parts["Proposed change"])
         return found[1] if found else None
 
     @property
     def report(self) -> str:
-        """The name of its report in docs/upstream."""
+        """Return the name of its report in docs/upstream."""
         return f"{self.number}-{re.sub(r'[^a-z0-9]+', '-', self.title.lower())}.md"
 
     @property
     def versions(self) -> tuple[str, ...]:
-        """The versions of vLLM with the defect, from the first sentence of the part."""
+        """Return the versions of vLLM with the defect, from the first sentence of the part."""
         return tuple(re.findall(r"\d+\.\d+\.\d+", self.parts["Versions"].split(". ")[0]))
 
     @property
     def cited(self) -> list[Cited]:
-        """The lines of vLLM's source that it names."""
+        """Return the lines of vLLM's source that it names."""
         return [Cited(path, int(line), name) for path, line, name in _CITED.findall(self.text)]
 
 
 def findings() -> list[Finding]:
-    """The findings of docs/findings.md. Raises `AssertionError` if a section lacks a part."""
+    """Return the findings of docs/findings.md. Raises `AssertionError` if a section lacks a part."""
     sections = FINDINGS.read_text(encoding="utf-8").partition("\n## Nothing found")[0].split("\n## ")[1:]
     return [_finding(section) for section in sections]
 

@@ -55,7 +55,8 @@ _BLOCK = re.compile(r"(<!-- written: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def with_written_blocks(page: str, link: Callable[[str], str]) -> str:
-    """The page with up-to-date generated blocks. link: turns the source of a bug into a Markdown link."""
+    """Return the page with up-to-date generated blocks. link: turns the source of a bug into a Markdown
+    link."""
 
     tables: dict[str, Callable[[], str]] = {
         "museum": museum_table,
@@ -81,7 +82,7 @@ def with_written_blocks(page: str, link: Callable[[str], str]) -> str:
 
 
 def museum_table() -> str:
-    """A table of how many exhibits each kind of checker has found first, and in how many steps."""
+    """Return a table of how many exhibits each kind of checker found first, and in how many steps."""
     steps: dict[str, list[int]] = {}
     for one in FOUND.values():
         steps.setdefault(re.split(",| with ", one.checker)[0], []).append(one.steps)
@@ -95,13 +96,13 @@ def museum_table() -> str:
 
 
 def museum_figures() -> str:
-    """The two figures of the museum, as a paragraph."""
+    """Return the two figures of the museum, as a paragraph."""
     count = len(EXHIBITS)
     return f"**{len(ALONE)} of {count} by the product alone, {len(FOUND)} of {count} with scenes.**\n"
 
 
 def alone_table() -> str:
-    """A table of how many exhibits each shipped command found first, and of those that none found."""
+    """Return a table of the exhibits that each shipped command found first, and of those that none found."""
     found: dict[str, list[AloneBy]] = {}
     for one in ALONE.values():
         found.setdefault(one.command, []).append(one)
@@ -117,7 +118,7 @@ def alone_table() -> str:
 
 
 def own_findings_table(link: Callable[[str], str]) -> str:
-    """A table of the exhibits that kvsm found itself, with the property that each breaks."""
+    """Return a table of the exhibits that kvsm found itself, with the property that each breaks."""
     own = [one for one in EXHIBITS.values() if ", found by kvsm: " in one.source]
     rows = [f"| {one.id} | {link(one.source)} | {one.breaks} |\n" for one in own]
     return "| exhibit | defect | breaks |\n| --- | --- | --- |\n" + "".join(rows)
@@ -148,7 +149,7 @@ def working_in(place: str) -> Iterator[None]:
 
 @cache
 def output_of(command: str) -> str:
-    """The output of a command on the log `incident`. Raises `RuntimeError` if the command fails."""
+    """Return the output of a command on the log `incident`. Raises `RuntimeError` if the command fails."""
     program, *arguments = shlex.split(command)
     assert program == "kvsm", command
     runner = CliRunner(env={"COLUMNS": "110", "NO_COLOR": "1"})
