@@ -145,7 +145,7 @@ walk proves nothing about cases that did not arise.
 | --- | --- |
 | + | held: cases arose in which a check could have failed, and none did |
 | **x** | broken: the page of the target has the steps |
-| (x) | known to be broken, though this walk did not find it: see [findings.md](findings.md), or the page of the target |
+| (x) | known to be broken, but not found in this walk: see [findings.md](findings.md) or the page |
 | o | not exercised: no such case arose |
 | | not applicable: the page of the target says why |
 
