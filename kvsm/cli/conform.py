@@ -3,6 +3,7 @@ page."""
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -11,10 +12,11 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from math import isfinite
 from pathlib import Path
 from random import SystemRandom
-from time import gmtime, monotonic, strftime
+from time import gmtime, monotonic, sleep, strftime
 from typing import Any
 
 import click
@@ -68,6 +70,20 @@ _GRACE_S = 2.0
 """How long a worker may take to end after its last message (s)."""
 
 
+class _Seconds(click.FloatRange):
+    """A time, 0 or longer. Not "inf" and not "nan": JSON has neither."""
+
+    def __init__(self) -> None:
+        super().__init__(min=0)
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
+        """Return the number. Fails if it is none."""
+        seconds = super().convert(value, parameter, context)
+        if not isfinite(seconds):
+            self.fail(f"{value} is not a number of seconds", parameter, context)
+        return seconds
+
+
 @click.command(cls=Command)
 @click.argument("target", required=False)
 @click.option("--list", "lists", is_flag=True, help="List the built-in targets.")
@@ -78,12 +94,10 @@ _GRACE_S = 2.0
     metavar="JSON",
     help="A connector's kv_connector_extra_config.",
 )
-@click.option(
-    "--seconds", type=click.FloatRange(min=0), default=60.0, metavar="S", help="Walk for this time (60)."
-)
+@click.option("--seconds", type=_Seconds(), default=60.0, metavar="S", help="Walk for this time (60).")
 @click.option(
     "--reduce-seconds",
-    type=click.FloatRange(min=0),
+    type=_Seconds(),
     default=20.0,
     metavar="S",
     help="Reduce each different defect for at most this time, on top of --seconds (20).",
@@ -148,29 +162,55 @@ def conform(
         return
     if target is None:
         raise click.UsageError("Name a target, or give --list.")
+    if output is not None:
+        _require_writable(output)
+    if directory is not None:
+        _require_empty(directory)
     where = "" if directory is None else str(directory)
     order = WorkOrder(target=target, config=config, directory=where, **limits)
     complain(f"walks {target} for {order.seconds:g} s, seed {order.seed}")
     with ends_between_steps() as ending:
         answer = ConformWalk(order, ending).walk()
     page = page_of(answer)
-    if output is not None:
-        _write(output, page)
     if as_json:
         say_json(answer)
     else:
         say_text(page)
+    if output is not None:
+        _write(output, page)
     if answer.defects:
         raise SystemExit(ExitCode.BROKEN)
     if answer.interrupted:
         raise SystemExit(ending.code or ExitCode.INTERRUPTED)
 
 
+def _require_writable(output: Path) -> None:
+    """Raise `ConfigError` if a page cannot be written there: before the walk, whose result would be lost."""
+    place = output if output.exists() else output.parent
+    if not os.access(place, os.W_OK):
+        raise _unwritable(output, os.strerror(errno.EACCES if place.exists() else errno.ENOENT))
+
+
+def _require_empty(directory: Path) -> None:
+    """Raise `ConfigError` if no defects can be saved there."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        is_empty = not any(directory.iterdir())
+    except OSError as error:
+        raise ConfigError(f"{directory}: {error.strerror}; name a directory that can be written") from error
+    if not is_empty:
+        raise ConfigError(f"{directory}: not empty; name a new directory, or an empty one")
+
+
 def _write(output: Path, page: str) -> None:
     try:
-        output.write_text(page)
+        output.write_text(page, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"{output}: {error.strerror}; name a file that can be written") from error
+        raise _unwritable(output, str(error.strerror)) from error
+
+
+def _unwritable(output: Path, why: str) -> ConfigError:
+    return ConfigError(f"{output}: {why}; name a file that can be written")
 
 
 class ConformWalk:
@@ -325,6 +365,8 @@ class _Worker:
         decoder, rest, heard = msgspec.json.Decoder(Message), b"", monotonic() + _IMPORT_S - silent_s
         while not ending.is_made():
             if not select.select([self._pipe], [], [], 0.2)[0]:
+                if self._has_ended():  # Processes that the target has started may hold the pipe open.
+                    return
                 self.is_silent = monotonic() - heard > silent_s
                 if self.is_silent:
                     return
@@ -344,9 +386,10 @@ class _Worker:
         """Describe the end of the process."""
         if self.is_silent:
             return "the process did nothing for minutes"
-        code = self._process.wait()
+        self.end()
+        code = self._process.returncode
         if code < 0:
-            return f"the process ended with signal {signal.Signals(-code).name}"
+            return f"the process ended with signal {_name_of(-code)}"
         return f"the process ended with exit code {code}"
 
     def last_words(self) -> str:
@@ -359,12 +402,27 @@ class _Worker:
         return f": {lines[-1]}" if lines else ""
 
     def end(self) -> None:
-        """End the process, if it still runs."""
-        try:
-            self._process.wait(_GRACE_S)
-        except subprocess.TimeoutExpired:
+        """End the process, if it still runs, and those that it has started in its group. Idempotent."""
+        if self._process.returncode is not None:
+            return
+        until = monotonic() + (0.0 if self.is_silent else _GRACE_S)
+        while not self._has_ended() and monotonic() < until:
+            sleep(0.01)
+        with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        self._process.wait()
+
+    def _has_ended(self) -> bool:
+        """Whether the process has ended. It is not waited for, so its group keeps its number."""
+        return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _name_of(number: int) -> str:
+    """Return the name of a signal. Most real-time signals have none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)
 
 
 @contextmanager
@@ -388,7 +446,5 @@ def _worker(order: WorkOrder) -> Iterator[_Worker]:
         try:
             yield worker
         finally:
-            if worker.is_silent:
-                os.killpg(process.pid, signal.SIGKILL)
             worker.end()
             os.close(here)

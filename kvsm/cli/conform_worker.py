@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from time import monotonic
 from traceback import extract_stack
@@ -75,7 +76,6 @@ class RunBegan(msgspec.Struct, frozen=True, tag=True):
     """A run begins."""
 
     run: int
-    seconds: float
 
 
 class RunEnded(msgspec.Struct, frozen=True, tag=True):
@@ -140,7 +140,7 @@ class TargetWorker:
         taken_counts()
         spent, number = 0.0, order.first_run
         while number == order.first_run or spent < order.seconds:
-            self._send(RunBegan(number, 0.0))
+            self._send(RunBegan(number))
             spent += self._run(walked, number, order.seconds - spent)
             number += 1
         self._send(WalkEnded())
@@ -172,6 +172,7 @@ class TargetWorker:
         self._send(found)
         if not is_new or len(self._known) > MOST_DEFECTS:
             return
+        self._send(RunBegan(failure.run))
         saved = walked.unreduced(self._order.seed, variant, failure)
         self._tell(walked, variant, saved, found)
         end = monotonic() + self._order.reduce_seconds
@@ -183,7 +184,9 @@ class TargetWorker:
     def _save(self, walked: Walked, variant: int, saved: SavedFailure) -> str:
         if not self._order.directory:
             return ""
-        directory = Path(self._order.directory, str(len(self._known)))
+        # An earlier worker may have saved some.
+        places = (Path(self._order.directory, str(number)) for number in count(1))
+        directory = next(place for place in places if not place.exists())
         claim(directory)
         walked.save(variant, saved, directory)
         return str(directory)

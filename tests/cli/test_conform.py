@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import select
+import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import conformed
@@ -106,6 +111,31 @@ def test_an_end_of_the_process_by_a_signal_is_a_result() -> None:
     assert "interrupted" in result.stdout
 
 
+@pytest.mark.parametrize(
+    ("script", "how"),
+    [
+        ("sleep 30 & kill -9 $$", "the process ended with signal SIGKILL"),
+        ("sleep 30 & kill -40 $$", "the process ended with signal 40"),
+        ("sleep 30 & exit 3", "the process ended with exit code 3"),
+    ],
+)
+def test_processes_that_a_target_has_started_neither_hide_its_end_nor_outlive_it(
+    script: str, how: str
+) -> None:
+    """They hold the pipe open: their end is seen there."""
+    here, there = os.pipe()
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(["sh", "-c", script], pass_fds=[there], start_new_session=True)
+        os.close(there)
+        worker = import_module("kvsm.cli.conform")._Worker(process, here, errors)
+        assert not [*worker.messages(20, SimpleNamespace(is_made=lambda: False))]
+        assert not worker.is_silent
+        assert worker.how_it_ended() == how
+    assert select.select([here], [], [], 10)[0]
+    assert os.read(here, 1) == b""
+    os.close(here)
+
+
 @pytest.mark.parametrize(("machine", "says"), [("Exits", r"os.\_exit(7)"), ("ExitsNicely", "SystemExit: 3")])
 @pytest.mark.slow
 def test_a_call_that_ends_the_process_is_reduced_like_any_failure(machine: str, says: str) -> None:
@@ -180,8 +210,35 @@ def test_each_property_is_told_once() -> None:
     assert [one["property_id"] for one in answer["properties"]] == [one.id for one in Property]
 
 
-@pytest.mark.usefixtures("_here")
-def test_a_page_that_cannot_be_written_is_told(tmp_path: Path) -> None:
-    result = conform("conformed:Shelf", "-o", str(tmp_path / "nowhere" / "page.md"), seconds=0)
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("-o", "nowhere/page.md"), "No such file or directory; name a file that can be written"),
+        (("--log", "full"), "full: not empty; name a new directory, or an empty one"),
+        (("--log", "full/file/log"), "Not a directory; name a directory that can be written"),
+        (("--seconds", "inf"), "inf is not a number of seconds"),
+        (("--reduce-seconds", "nan"), "nan is not a number of seconds"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_before_the_walk(
+    options: tuple[str, ...], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After it, the result would be lost."""
+    monkeypatch.chdir(tmp_path)
+    Path("full").mkdir()
+    Path("full/file").touch()
+    result = CliRunner().invoke(main, ["conform", "conformed:Shelf", *options])
     assert result.exit_code == ExitCode.UNUSABLE
-    assert "No such file or directory; name a file that can be written" in result.stderr
+    assert says in " ".join(result.stderr.split())
+    assert "walks" not in result.stderr
+
+
+@pytest.mark.usefixtures("_here")
+def test_a_later_worker_saves_beside_what_an_earlier_one_has_saved(tmp_path: Path) -> None:
+    order = WorkOrder(
+        target="conformed:TwoFaults", config={}, seed=1, seconds=1, reduce_seconds=5, directory=str(tmp_path)
+    )
+    for _ in range(2):
+        sent: list[Message] = []
+        TargetWorker(order, sent.append).work()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2", "3", "4"]
