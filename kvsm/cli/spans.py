@@ -77,10 +77,10 @@ def spans(
 
     Exits with 2 if the collector does not accept the spans, and with 1 if LOG is damaged or lacks events.
     """
-    from kvsm.explain.otel_export import collector, send, traces_url
+    from kvsm.explain.otel_export import collector, send, traces_url, without_password
 
     url = traces_url(endpoint)
-    exporter = collector(url, timeout_s)
+    exporter, shown = collector(url, timeout_s), without_password(url)
     with opened_log(log, **trust) as opened:
         requests = 0
 
@@ -95,10 +95,10 @@ def spans(
         waiting = open_requests(opened)
         if as_json:
             say_json(
-                SpansAnswer(log=str(log), endpoint=url, requests=requests, spans=sent, not_ended=waiting)
+                SpansAnswer(log=str(log), endpoint=shown, requests=requests, spans=sent, not_ended=waiting)
             )
         else:
-            say(f"sent {requests:,} requests as {sent:,} spans to {url}")
+            say(f"sent {requests:,} requests as {sent:,} spans to {shown}")
             if waiting:
                 say(f"{waiting:,} requests have not ended, and were not sent")
         if opened.stopped is not None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import socket
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import version
 from itertools import islice
 from urllib.parse import urlsplit, urlunsplit
+from urllib.request import getproxies, proxy_bypass
 
 from kvsm.errors import ConfigError
 from kvsm.explain.spans import TraceSpan
@@ -59,16 +61,26 @@ def traces_url(endpoint: str | None) -> str:
         name, endpoint = "OTEL_EXPORTER_OTLP_ENDPOINT", base.rstrip("/") + TRACES_PATH
     elif endpoint is None:
         endpoint = LOCAL
-    parts = urlsplit(endpoint)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"{name} is {endpoint!r}; it must be a URL such as {LOCAL}")
+    try:
+        parts = urlsplit(endpoint)
+        is_usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        (parts.hostname or "").encode("idna")
+    except ValueError:  # an address of IPv6, a port or a name that is none
+        is_usable = False
+    if not is_usable:
+        raise ConfigError(f"{name} is {without_password(endpoint)!r}; it must be a URL such as {LOCAL}")
     return urlunsplit(parts._replace(path=TRACES_PATH)) if parts.path in ("", "/") else endpoint
+
+
+def without_password(url: str) -> str:
+    """Return the URL as it may be printed: without a user's name and password."""
+    return re.sub(r"(?<=//)[^/?#]*@", "", url)
 
 
 def send(spans: Iterable[TraceSpan], exporter: SpanExporter, run: str, to: str) -> int:
     """Send spans in batches of `BATCH_SPANS`, and return how many there were.
 
-    run: the id of the log's run. to: the URL of the collector, for errors.
+    run: the id of the log's run. to: the URL of the collector.
 
     Raises `ConfigError` if the collector does not accept a batch; it has accepted the batches before.
     """
@@ -82,16 +94,19 @@ def send(spans: Iterable[TraceSpan], exporter: SpanExporter, run: str, to: str) 
                 taken, reasons.first = SpanExportResult.FAILURE, str(error)
         if taken is not SpanExportResult.SUCCESS:
             raise ConfigError(
-                f"{to} did not take the spans: {_unreachable(to) or reasons.first}; {sent:,} spans were sent "
-                "before. Repeat the command when it answers: the ids of spans stay the same"
+                f"{without_password(to)} did not take the spans: {_unreachable(to) or reasons.first}; "
+                f"{sent:,} spans were sent before. Repeat the command when it answers: the ids of spans stay "
+                "the same"
             )
         sent += len(batch)
     return sent
 
 
 def _unreachable(url: str) -> str | None:
-    """Return why the collector cannot be reached; None if it can."""
+    """Return why no connection to the collector can be made; None: it can be made, or a proxy makes it."""
     parts = urlsplit(url)
+    if parts.scheme in getproxies() and not proxy_bypass(parts.hostname or ""):
+        return None
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
         socket.create_connection((parts.hostname or "", port), timeout=1).close()

@@ -243,7 +243,41 @@ def test_without_a_collector_the_error_says_so(log: Path) -> None:
     assert "nothing answers there (Connection refused); 0 spans were sent before" in result.stderr
 
 
-@pytest.mark.parametrize("endpoint", ["localhost:4318", "ftp://localhost", "http://", ""])
+def test_behind_a_proxy_the_error_is_its_answer(
+    log: Path, collector: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A collector that only the proxy can reach is not called unreachable. The proxy here knows no URLs."""
+    monkeypatch.setenv("http_proxy", collector)
+    monkeypatch.setenv("no_proxy", "")
+    result = CliRunner().invoke(main, ["spans", str(log), "--endpoint", "http://collector.invalid"])
+    assert result.exit_code == 2
+    assert "code: 404" in result.stderr
+    assert "nothing answers there" not in result.stderr
+
+
+def test_a_password_in_the_endpoint_is_not_printed(log: Path, collector: str) -> None:
+    for address in (collector, "http://127.0.0.1:9"):
+        with_password = address.replace("//", "//me:secret@")
+        ended = ["spans", str(log), "--endpoint", with_password, "--timeout", "0.2", "--json"]
+        result = CliRunner().invoke(main, ended)
+        assert f"{address}/v1/traces" in result.output
+        assert "secret" not in result.output
+        assert "me:" not in result.output
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "localhost:4318",
+        "ftp://localhost",
+        "http://",
+        "",
+        "http://[::1",
+        "http://localhost:port",
+        "http://localhost:99999",
+        "http://a..b:4318",
+    ],
+)
 def test_an_endpoint_that_is_no_url_is_refused(endpoint: str) -> None:
     with pytest.raises(ConfigError, match="must be a URL"):
         traces_url(endpoint)
