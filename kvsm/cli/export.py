@@ -114,14 +114,16 @@ def export(
     --redact writes a log that every command reads, for an issue or a colleague. Requests, keys, tiers,
     engines, weights, run and pool ids, texts of errors and policies of other packages get new names. Numbers,
     sizes and times stay. The old names cannot be recovered from the copy. If LOG has a disk tier, its log is
-    copied to OUT/disk, with the same new names. No code that LOG names is run.
+    copied to OUT/disk, with the same new names. No code that LOG names is run. You own the files of the copy:
+    the options of tar below leave out your name.
 
     \b
     Examples:
       kvsm export kvsm-log --parquet tables
       kvsm export /logs/*/kvsm-log --parquet fleet --table lookups --table copies
       duckdb -c "SELECT log, why, COUNT(*) FROM 'fleet/lookups/*.parquet' GROUP BY ALL"
-      kvsm export kvsm-log --redact for-the-issue && tar -czf for-the-issue.tar.gz for-the-issue
+      kvsm export kvsm-log --redact for-the-issue
+      tar --owner=0 --group=0 --numeric-owner -czf for-the-issue.tar.gz for-the-issue
 
     Exits with 1 if a log is damaged or lacks events. The events before the damage are exported.
     """
@@ -142,6 +144,8 @@ def _redact(log: Path, out: Path, max_slots: int | None, as_json: bool) -> None:
     from kvsm.explain.redaction.redacted_log import redact_log
     from kvsm.tiers.disk_tier import DISK
 
+    if log.resolve() in out.resolve().parents:
+        raise ConfigError(f"{out} is in the log {log}; name a directory elsewhere")
     names = NewNames()
     copies: list[CopiedLog] = []
     below: Path | None = None

@@ -298,6 +298,16 @@ def test_equal_names_stay_equal_and_groups_share_their_hash() -> None:
     assert b"of alice" not in names.key(b"a key of alice")
 
 
+def test_a_crafted_name_of_many_parts_is_renamed() -> None:
+    names, parts = NewNames(), "fetch-7-for-hand-over-a-of-" * 3000
+    new = names.request(f"{parts}alice")
+    assert new.startswith("fetch-7-for-hand-over-")
+    assert len(new) > len(parts)
+    assert "alice" not in new
+    assert names.request("fetch-7-for-alice") == f"fetch-7-for-{names.request('alice')}"
+    assert names.request("hold-7-for-disk-store-9") == "hold-7-for-disk-store-9"
+
+
 def test_no_copy_can_be_compared_with_another(tmp_path: Path) -> None:
     """The secret is random and is thrown away: whoever guesses a name cannot check the guess."""
     random_life(1, 60, tmp_path / "log").close()
@@ -651,3 +661,26 @@ def test_a_copy_needs_one_log_and_a_new_directory(tmp_path: Path) -> None:
         assert message in " ".join(refused.stderr.replace("\u2502", " ").split())
     assert not out.exists() or not list(out.iterdir())
     assert verify_log(log).good
+
+
+def test_a_copy_is_not_written_into_the_log(tmp_path: Path) -> None:
+    """Readers would take it for the log of the disk tier."""
+    log = tmp_path / "log"
+    random_life(1, 40, log).close()
+    refused = run("export", log, "--redact", log / "disk")
+    assert refused.exit_code == 2
+    assert "name a directory elsewhere" in refused.stderr
+    assert not (log / "disk").exists()
+
+
+def test_a_copy_that_stops_says_what_it_left(tmp_path: Path) -> None:
+    """A later segment claims more slots than this machine trusts."""
+    log, out = tmp_path / "log", tmp_path / "out"
+    random_life(3, 300, log, writer={"segment_bytes": 5000}).close()
+    records = read_plain(log)
+    records[1].head[2]["host_blocks"] *= 1000
+    result = run("export", write_plain(tmp_path / "changed", records), "--redact", out, "--max-slots", 500)
+    assert result.exit_code == 2
+    assert "host slots" in result.stderr
+    assert f"{out} has a part of the copy: remove it" in " ".join(result.stderr.split())
+    assert segments_of(out)

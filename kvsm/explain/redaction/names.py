@@ -72,13 +72,16 @@ class NewNames:
 
     def request(self, name: str) -> str:
         """Rename a request. The name of one of kvsm's own copies keeps its form and its numbers."""
-        if _STORE_OF_A_TIER.fullmatch(name):
-            return name
-        if found := _OF_A_TIER.fullmatch(name):
-            return f"{found[1]}-{found[2]}-for-{self.request(found[3])}"
-        if found := _OF_A_HAND_OVER.fullmatch(name):
-            return f"hand-over-{self._text('lease', found[1])[:_LEASE_DIGITS]}-of-{self.request(found[2])}"
-        return f"r{self._text('request', name)}"
+        before = ""
+        while True:  # not a recursion: a crafted name may be of thousands of parts
+            if found := _OF_A_TIER.fullmatch(name):
+                before += f"{found[1]}-{found[2]}-for-"
+            elif found := _OF_A_HAND_OVER.fullmatch(name):
+                before += f"hand-over-{self._text('lease', found[1])[:_LEASE_DIGITS]}-of-"
+            else:
+                is_own = _STORE_OF_A_TIER.fullmatch(name)
+                return before + (name if is_own else f"r{self._text('request', name)}")
+            name = found[found.re.groups]
 
     def key(self, key: bytes) -> bytes:
         """Rename a key. The index of its KV cache group stays; keys with an equal hash keep an equal hash."""

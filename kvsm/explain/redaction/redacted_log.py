@@ -26,7 +26,7 @@ from kvsm.core.log.frames import (
 )
 from kvsm.core.log.segment_file import SegmentFile
 from kvsm.core.log.stop_mark import NAME
-from kvsm.errors import LogDamaged, LogError
+from kvsm.errors import KvsmError, LogDamaged, LogError
 from kvsm.explain.redaction.names import NewNames
 from kvsm.explain.redaction.rules import Redactor
 from kvsm.system.private_files import write_whole
@@ -68,6 +68,10 @@ def redact_log(log: Path, copy: Path, names: NewNames, max_slots: int | None = N
                 writer.copy_segment(segment)
         except LogDamaged as error:
             damage = str(error)
+        except KvsmError as error:
+            if writer.has_begun:
+                raise LogError(f"{error}; {copy} has a part of the copy: remove it") from error
+            raise
         if reader.torn is not None:
             writer.copy_torn_segment(reader.torn)
         if reader.end is LogEnd.OPEN and (name := stopped_by(log)):
@@ -87,6 +91,11 @@ class _Writer:
         self._directory, self._redactor = directory, redactor
         self._copied: set[str] = set()
         """File names of the segments that were copied."""
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is a part of a copy."""
+        return bool(self._copied)
 
     def copy_segment(self, segment: Segment) -> None:
         """Copy a segment. Raises `LogDamaged` after the last event that can be read."""
