@@ -1,6 +1,6 @@
 """Check the links of all Markdown pages of the project, and the addresses in pyproject.toml.
 
-    python specs/check_links.py              links to files, headings and line numbers
+    python specs/check_links.py              links to files, and to headings of pages
     python specs/check_links.py --online     also asks other sites for each address
 
 Prints each link that leads nowhere. `check_site.py` checks the built site.

@@ -98,7 +98,21 @@ def test_each_script_of_ci_exists(name: str) -> None:
         assert os.access(ROOT / script, os.X_OK), script
 
 
-@pytest.mark.parametrize("script", ["nightly", "run", "vllm", "workflows"])
+def test_the_nightly_run_tells_an_index_that_does_not_answer_from_a_change_of_vllm(tmp_path: Path) -> None:
+    """Exit code 1 would say that vLLM has changed."""
+    python = tmp_path / "python3"
+    python.write_text(
+        '#!/bin/sh\nmkdir -p "$3/bin"\nprintf "#!/bin/sh\\nexit 1\\n" > "$3/bin/pip"\nchmod +x "$3/bin/pip"\n'
+    )
+    python.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "TMPDIR": str(tmp_path)}
+    environment.pop("GITHUB_STEP_SUMMARY", None)
+    ended = subprocess.run([ROOT / ".ci/nightly"], env=environment, capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert "the package index names no version of vLLM" in ended.stdout
+
+
+@pytest.mark.parametrize("script", ["nightly", "run", "vllm", "wheels", "workflows"])
 def test_a_script_of_ci_has_no_syntax_error(script: str) -> None:
     checked = subprocess.run(
         ["bash", "-n", ROOT / ".ci" / script], capture_output=True, text=True, check=False
