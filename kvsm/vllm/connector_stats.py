@@ -14,7 +14,8 @@ A MultiConnector may have several connectors, but Prometheus allows each name on
 - A `RecordingSpec` has the metrics of its log under the same names, which vLLM registers when it starts. So
   the connector registers its own metrics later, when it exports the first numbers, under other names if these
   are taken.
-- The names of vLLM's own offload are left to an OffloadingConnector, if the engine has one.
+- The names of vLLM's own offload are left to an OffloadingConnector, if the engine has one. It registers some
+  of them only with certain options; the others are left out, so that no panel mixes the two.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorProm
 
 from kvsm.explain.metric_table import EXPORTED, FACTS, Metric
 from kvsm.explain.metrics import HistogramValue, Metrics, spread
-from kvsm.explain.vllm_metric_names import SHARED, USAGES, SharedMetric, Usage
+from kvsm.explain.vllm_metric_names import NAMES_IN_VLLM, SHARED, USAGES, SharedMetric, Usage
 
 ADDED = frozenset(name for name, metric in EXPORTED.items() if metric.kind != "gauge")
 """The metrics whose numbers are growth. The others are current values."""
@@ -279,6 +280,8 @@ class KvsmPromMetrics(KVConnectorPromMetrics):
             if family is None:
                 raise AssertionError(f"a metric that is not kvsm's has the name of {name}")
             self._families[name] = family
+        if not all(map(_is_free, NAMES_IN_VLLM.values())):
+            return
         for shared in SHARED:
             if (family := self._family(shared.metric, f"vllm:{shared.metric.name}")) is not None:
                 self._shared[shared.own].append((shared, family))
@@ -311,6 +314,13 @@ class KvsmPromMetrics(KVConnectorPromMetrics):
         if metric.kind == "histogram":
             return self._histogram_cls(name, metric.help, labelnames=labels, buckets=metric.bounds)
         return self._gauge_cls(name, metric.help, labelnames=labels, multiprocess_mode="mostrecent")
+
+
+def _is_free(metric: Metric) -> bool:
+    """Whether no other connector has registered this metric of vLLM's own offload."""
+    name, taken = f"vllm:{metric.name}", REGISTRY._names_to_collectors
+    holders = [taken[f"{name}{ending}"] for ending in ("", "_total", "_count") if f"{name}{ending}" in taken]
+    return all(holder is _REGISTERED.get(name) for holder in holders)
 
 
 _REGISTERED: dict[str, Any] = {}

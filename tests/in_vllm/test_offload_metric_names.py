@@ -225,3 +225,5 @@ def test_beside_vllms_own_offload_the_names_are_left_to_it(first: str) -> None:
     exporter.observe({"KvsmConnector": stats.data})
     assert sample("vllm:kvsm_copied_bytes_total", direction="store") == 100
     assert not sample("vllm:kv_offload_store_bytes_total")
+    # vLLM has this one only with a `store_threshold`. kvsm's value would be taken for vLLM's.
+    assert sample("vllm:kv_offload_stores_skipped_total") is None
