@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,9 +17,12 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 import broken_tiers
 from broken_tiers import TierOf
 
+from kvsm.check.vllm_fuzz.completions import Completions
+from kvsm.check.worlds.check_counts import taken_counts
 from kvsm.cli import main
 from kvsm.cli.conform_targets import BUILT_IN
 from kvsm.cli.exit_codes import ExitCode
+from kvsm.properties import Property
 from kvsm.testing import PropertyBroken, SecondaryTierMachine
 
 KNOWN = {
@@ -55,6 +59,24 @@ def test_known_defects_of_a_connector_are_found_and_told_in_a_few_steps(tmp_path
     assert result.exit_code == ExitCode.BROKEN
     assert "every call is legal (S8)" in page.read_text()
     assert "reset 0 1" in page.read_text()
+
+
+@pytest.mark.parametrize("matches", [[0, 0, 0], [0, 16, 0]])
+def test_without_a_match_no_data_can_be_stale(matches: list[int]) -> None:
+    """A connector that never has anything would hold "no stale data" in each request after a reset."""
+
+    class Connector:
+        def get_num_new_matched_tokens(self, request: Any, _computed: int) -> tuple[int, bool]:
+            return request.has, False
+
+    connector: Any = Connector()
+    completions = Completions(connector, 1)
+    completions.all_reset = True
+    taken_counts()
+    for has in matches:
+        connector.get_num_new_matched_tokens(SimpleNamespace(request_id="a", has=has), 0)
+    counted = [times for (tried, _), times in taken_counts().items() if tried is Property.NO_STALE_DATA]
+    assert counted == ([2] if any(matches) else [])
 
 
 def run(machine: type[SecondaryTierMachine], examples: int, **options: Any) -> None:

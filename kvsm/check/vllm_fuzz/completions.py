@@ -38,6 +38,8 @@ class Completions:
         """Request -> the number of its loads that vLLM has reported as ended on all ranks."""
         self.all_reset = False
         """Whether all caches have been reset, those of the connector too."""
+        self._has_matched = False
+        """Whether a request has matched tokens. Of a connector that matches nothing, nothing is stale."""
         self._answers_later: set[str] = set()
         """Requests whose last match is loaded asynchronously."""
         for name, observe in (
@@ -93,7 +95,8 @@ class Completions:
 
     def _matched(self, answer: Any, request: Any, *_: Any) -> None:
         tokens, later = answer
-        if self.all_reset:
+        self._has_matched = self._has_matched or bool(tokens)
+        if self.all_reset and self._has_matched:
             count_case(
                 Property.NO_STALE_DATA, "requests that asked the connector after a reset of all caches"
             )

@@ -115,8 +115,8 @@ class Ending:
         if not may_be_filled(self._engine.shape):
             return False
         self._done("fill")
-        count_case(Property.ONE_RELEASE_PER_HOLD, "hosts that new requests filled")
         served, fresh = filled(self._engine), self._engine.filled_by_fresh()
+        count_case(Property.ONE_RELEASE_PER_HOLD, "hosts that new requests filled", bool(fresh))
         given_up = self._engine.lost_host_blocks
         # The rest of the host may be too small for a single request.
         is_small = self._engine.shape.host_blocks - given_up < FILLED_BLOCKS
