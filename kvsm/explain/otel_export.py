@@ -129,13 +129,18 @@ def _readable(span: TraceSpan, resource: Resource, scope: InstrumentationScope) 
         parent=parent,
         resource=resource,
         attributes=span.attributes,
-        events=[Event(event.name, event.attributes, event.at_ns) for event in span.events],
+        events=[Event(event.name, event.attributes, _time(event.at_ns)) for event in span.events],
         kind=SpanKind.INTERNAL,
         instrumentation_scope=scope,
         status=Status() if span.error is None else Status(StatusCode.ERROR, span.error),
-        start_time=span.start_ns,
-        end_time=span.end_ns,
+        start_time=_time(span.start_ns),
+        end_time=_time(span.end_ns),
     )
+
+
+def _time(ns: float) -> int:
+    """Return a time that OTLP can hold. In a crafted log a sum may be too large for SQLite's integers."""
+    return min(max(int(ns), 0), (1 << 64) - 1)
 
 
 def _context(trace_id: int, span_id: int) -> SpanContext:

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from core_life import begin_store, keys, load, store
+from msgspec.structs import replace
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -28,7 +30,7 @@ from kvsm.errors import ConfigError
 from kvsm.events import OffloadConfig
 from kvsm.explain import otel_export
 from kvsm.explain.otel_export import BATCH_SPANS, send, traces_url
-from kvsm.explain.spans import TraceSpan, request_spans
+from kvsm.explain.spans import SpanEvent, TraceSpan, request_spans
 from kvsm.explain.story.window import EVERYTHING, Window
 from kvsm.explain.why.causes import Inquiry
 from kvsm.explain.why.questions import explain_request
@@ -189,6 +191,23 @@ def test_no_more_than_a_batch_is_in_memory() -> None:
         (BATCH_SPANS, 2 * BATCH_SPANS),
         (5, 2 * BATCH_SPANS + 5),
     ]
+
+
+class _Encodes(SpanExporter):
+    """Encodes spans as they are sent."""
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        encode_spans(spans)
+        return SpanExportResult.SUCCESS
+
+
+@pytest.mark.parametrize("at_ns", [9.3e18, 1 << 70, -1])
+def test_times_of_a_crafted_log_can_be_sent(at_ns: Any) -> None:
+    """SQLite turns a sum that is too large for its integers into a float."""
+    event = SpanEvent("asked", at_ns, {})
+    (span,) = _Slow().spans(1)
+    crafted: Any = {"start_ns": at_ns, "end_ns": at_ns, "events": (event,)}
+    assert send([replace(span, **crafted)], _Encodes(), "run", "memory") == 1
 
 
 # A collector in another process.
