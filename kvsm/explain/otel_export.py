@@ -41,8 +41,17 @@ def collector(url: str, timeout_s: float) -> SpanExporter:
     """Return an exporter to this URL. Headers and TLS follow OpenTelemetry's environment variables.
 
     timeout_s: how long one batch may take.
+
+    Raises `ConfigError` if a header is none. OpenTelemetry would print it, with the key that it may hold.
     """
-    return OTLPSpanExporter(endpoint=url, timeout=timeout_s)
+    with _Reasons("opentelemetry.util.re") as reasons:
+        exporter = OTLPSpanExporter(endpoint=url, timeout=timeout_s)
+    if reasons.first is not None:
+        raise ConfigError(
+            "OTEL_EXPORTER_OTLP_HEADERS or OTEL_EXPORTER_OTLP_TRACES_HEADERS has a part that is not "
+            "NAME=VALUE; write it so, with a space as %20"
+        )
+    return exporter
 
 
 def traces_url(endpoint: str | None) -> str:
@@ -87,7 +96,7 @@ def send(spans: Iterable[TraceSpan], exporter: SpanExporter, run: str, to: str) 
     resource = Resource.create({"service.name": "kvsm", "service.instance.id": run})
     scope, sent = InstrumentationScope("kvsm", version("kvsm")), 0
     for batch in _batches(spans):
-        with _Reasons() as reasons:
+        with _Reasons("opentelemetry.exporter.otlp") as reasons:
             try:
                 taken = exporter.export([_readable(span, resource, scope) for span in batch])
             except OSError as error:  # Older exporters raise this without a connection.
@@ -148,15 +157,16 @@ def _context(trace_id: int, span_id: int) -> SpanContext:
 
 
 class _Reasons(logging.Handler):
-    """Catches the messages that OpenTelemetry logs about a failed export, because `export` returns no reason.
+    """Catches the messages that OpenTelemetry logs about a failure: it returns no reason, and would print it.
 
+    logger: the name of OpenTelemetry's logger.
     first: the first message, which has the cause; None if there was none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, logger: str) -> None:
         super().__init__(logging.WARNING)
         self.first: str | None = None
-        self._logger = logging.getLogger("opentelemetry.exporter.otlp")
+        self._logger = logging.getLogger(logger)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep the first message, without its part about retries."""

@@ -284,6 +284,16 @@ def test_a_password_in_the_endpoint_is_not_printed(log: Path, collector: str) ->
         assert "me:" not in result.output
 
 
+def test_a_key_in_a_header_that_is_none_is_not_printed(
+    log: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "Bearer secret")
+    result = CliRunner().invoke(main, ["spans", str(log), "--endpoint", "http://127.0.0.1:9"])
+    assert result.exit_code == 2
+    assert "has a part that is not NAME=VALUE" in " ".join(result.stderr.split())
+    assert "secret" not in result.output + caplog.text
+
+
 @pytest.mark.parametrize(
     "endpoint",
     [
