@@ -87,7 +87,7 @@ def test_figures_of_the_log() -> None:
             re.MULTILINE,
         )
     )
-    assert f"batch takes {sizes['large batches']} bytes beside its key" in TEXT
+    assert f"batch takes {sizes['large batches']} bytes in addition to its key" in TEXT
     assert f"one of a small event {sizes['small events']}" in TEXT
 
 
