@@ -59,7 +59,7 @@ def test_json_holds_the_same() -> None:
     """Standard output is one JSON object, and each walk has a new seed."""
     first, second = (json.loads(fuzz(*COUNTED, "--json").stdout) for _ in range(2))
     assert first["progress"]["runs"] == 2
-    assert first["progress"]["operations"] > 500
+    assert first["progress"]["operations"] > 100
     assert first["failure"] is None
     assert first["progress"]["seed"] != second["progress"]["seed"]
 
