@@ -23,7 +23,8 @@ from kvsm.cli.conform_page import command_of, page_of
 from kvsm.cli.conform_result import BROKEN, HELD, NOT_EXERCISED, ConformAnswer, PropertyVerdict
 from kvsm.properties import Property
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
 PAGES = DOCS / "field"
 
 SECONDS, REDUCE_SECONDS, SEED = 60, 20, 20261129
@@ -210,9 +211,14 @@ def walk(environment: str, python: str, names: list[str]) -> None:
         if done.returncode in (0, 1):
             answer = msgspec.json.decode(done.stdout, type=ConformAnswer, strict=False)
             PAGES.mkdir(exist_ok=True)
-            kept = msgspec.json.format(msgspec.json.encode(answer), indent=1)
-            (PAGES / f"{entry.name}.json").write_bytes(kept + b"\n")
+            kept = msgspec.json.format(msgspec.json.encode(answer), indent=1).decode()
+            (PAGES / f"{entry.name}.json").write_text(without_machine(kept) + "\n")
     render()
+
+
+def without_machine(text: str) -> str:
+    """The text with paths that begin at a package or at the project, not at the root of this machine."""
+    return re.sub(r"/[^\s\"']*/site-packages/", "", text).replace(f"{ROOT}/", "")
 
 
 def render() -> None:

@@ -29,6 +29,13 @@ def test_the_pages_of_the_field_are_current() -> None:
     assert names == {f"{name}.{end}" for name in write_field.answers() for end in ("json", "md")}
 
 
+def test_no_page_of_the_field_names_a_path_of_a_machine() -> None:
+    path = f'"place": "{write_field.ROOT}/kvsm/a.py:1", "/tmp/b/lib/site-packages/vllm/c.py:2"'
+    assert write_field.without_machine(path) == '"place": "kvsm/a.py:1", "vllm/c.py:2"'
+    for page in write_field.PAGES.iterdir():
+        assert "site-packages" not in page.read_text(encoding="utf-8"), page
+
+
 def test_no_schema_is_left_of_an_answer_that_is_gone() -> None:
     written = {name for name in pages() if name.startswith("schemas/")}
     assert {f"schemas/{path.name}" for path in (DOCS / "schemas").iterdir()} == written
