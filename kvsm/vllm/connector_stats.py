@@ -317,7 +317,7 @@ class KvsmPromMetrics(KVConnectorPromMetrics):
 
 
 def _is_free(metric: Metric) -> bool:
-    """Whether no other connector has registered this metric of vLLM's own offload."""
+    """Whether the name of the metric is free: no other connector has registered it."""
     name, taken = f"vllm:{metric.name}", REGISTRY._names_to_collectors
     holders = [taken[f"{name}{ending}"] for ending in ("", "_total", "_count") if f"{name}{ending}" in taken]
     return all(holder is _REGISTERED.get(name) for holder in holders)

@@ -19,7 +19,7 @@ def vllms(blocks: int, policy: str = "lru", kind: type[Any] = CPUOffloadingManag
 
 
 class _Memory:
-    """Stands for the memory map that the workers share with the tiers."""
+    """Replaces the memory that the workers share with the tiers."""
 
     def __init__(self, blocks: int) -> None:
         self._bytes = np.zeros((blocks, 16), np.uint8)

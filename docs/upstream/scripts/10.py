@@ -9,7 +9,7 @@ from vllm.v1.kv_offload.tiering.manager import CPUPrimaryTierOffloadingManager, 
 
 
 class Memory:
-    """Stands for the memory map that the workers share with the tiers."""
+    """Replaces the memory that the workers share with the tiers."""
 
     def __init__(self, blocks):
         self.bytes = np.zeros((blocks, 16), np.uint8)
