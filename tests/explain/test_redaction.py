@@ -16,6 +16,7 @@ import pytest
 from changed_logs import PlainLog, read_plain, write_plain
 from click.testing import CliRunner
 from explained import explanations
+from log_life import Life as LogLife
 from log_life import disk
 from msgspec.structs import replace
 from places import ROOT
@@ -28,7 +29,7 @@ from kvsm import events as ev
 from kvsm.cli import main
 from kvsm.core.ledger import RequestRecord, TransferRecord
 from kvsm.core.ledger.snapshot import SavedLedger
-from kvsm.core.log import LogEnd, LogReader
+from kvsm.core.log import LogEnd, LogReader, Segment
 from kvsm.core.log.frames import MARK, MARK_OFFSET
 from kvsm.core.log.stop_mark import NAME, stopped_by
 from kvsm.core.offloader import Offloader
@@ -410,6 +411,22 @@ def test_a_copy_of_a_random_life_tells_the_same_story(tmp_path: Path, policy: st
         assert found.damage is None
         assert len(list(copy.iterdir())) == len(list(log.iterdir())) > 1
         check_same_story(log, copy, names)
+
+
+def test_a_live_log_is_copied_up_to_some_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The writer closes the log right after its last event was read. So the copy has no end yet."""
+    life, read_all = LogLife(tmp_path / "log"), Segment.batches
+    life.append(2)
+
+    def closed_then(segment: Segment) -> Iterator[list[ev.OffloadingEvent]]:
+        yield from read_all(segment)
+        life.writer.close()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Segment, "batches", closed_then)
+        redact_log(tmp_path / "log", tmp_path / "copy", NewNames())
+    reader = LogReader(tmp_path / "copy")
+    assert (len(list(reader.events())), reader.end) == (2, LogEnd.OPEN)
 
 
 @pytest.mark.slow

@@ -229,7 +229,20 @@ BUGS = (
         "opened",
         Property.EVENTS_ARE_STATE,
         1,
-        (Edit("kvsm.core.log.reader:Segment.batches", "if events[0].seq > self._seen:", "if True:"),),
+        (Edit("kvsm.core.log.reader:Segment._read_on", "if events[0].seq > self._seen:", "if True:"),),
+    ),
+    ThreadBug(
+        "a reader does not read on although the segment was ended while it read",
+        "read-once",
+        Property.LEGAL_CALLS,
+        2,
+        (
+            Edit(
+                "kvsm.core.log.reader:Segment.batches",
+                "while self._look_around(file):",
+                "if self._look_around(file) and False:",
+            ),
+        ),
     ),
     ThreadBug(
         "a follower does not expect that a segment goes while it reads",

@@ -13,7 +13,7 @@ from kvsm.check.threads.faulty_disk import FaultyDisk
 from kvsm.check.threads.log_scenarios import IN_MEMORY, LOG_MODULES
 from kvsm.check.threads.primitives import ControlledThread, as_step
 from kvsm.check.threads.scenario import ThreadScenario
-from kvsm.core.log import Durability, EventsTakenBack, LogFollower, LogWriter, WholeState
+from kvsm.core.log import Durability, EventsTakenBack, LogEnd, LogFollower, LogReader, LogWriter, WholeState
 from kvsm.core.log.follower import News
 from kvsm.core.log.frames import segment_path, segment_paths
 from kvsm.errors import LogWriteFailed, PropertyBroken
@@ -155,6 +155,32 @@ class DeletingLog(RotatedLog):
     says = "a log begins a new segment for each event, and deletes old ones, while a reader follows it"
     sizes: Mapping[str, int] = {**RotatedLog.sizes, "events": 6, "deletes": 1}
     notable = (*RotatedLog.notable, "a reader is overtaken")
+
+
+class ReadOnceLog(RotatedLog):
+    """The same, and somebody reads the log once, as commands do: all of it up to some moment."""
+
+    says = "a log begins a new segment for each event while somebody reads it once from its beginning"
+    sizes: Mapping[str, int] = {**RotatedLog.sizes, "polls": 0}
+    notable = ("a reader goes on to a new segment", "a reader ends before the log does", "a reader reads all")
+
+    def _follow(self, reader: _WatchedFollower) -> None:
+        log, last = LogReader(reader.log.directory), 0
+        for segment in log.segments():
+            if segment.head.seq:
+                control().note_reached("a reader goes on to a new segment")
+            for batch in segment.batches():
+                if batch[0].seq != last + 1:
+                    _fail(f"event {batch[0].seq} follows event {last}")
+                last = batch[-1].seq
+                control().reach("has read events")
+            control().reach("has read a segment")
+        is_whole = last == self.size["events"]
+        if log.end is LogEnd.CLOSED and not is_whole:
+            _fail(f"a reader comes to event {last}, and sees that the log was closed")
+        if log.end not in (LogEnd.CLOSED, LogEnd.OPEN):
+            _fail(f"a reader sees that the log ends as {log.end.value}")
+        control().note_reached("a reader reads all" if is_whole else "a reader ends before the log does")
 
 
 class FailingRotatedLog(RotatedLog):

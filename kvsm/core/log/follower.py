@@ -124,7 +124,7 @@ class LogFollower(LogReader):
         self._note_life(self._segment, self._segment.last)
         self.missing_from = None
         self._note_end(self._segment)
-        lost = self._segment.lost_from()
+        lost = self._segment.mark.lost
         if lost is not None:
             self.end, self.broken_from = LogEnd.BROKEN, lost
             self.lives[-1] = self.lives[-1]._replace(end=LogEnd.BROKEN)

@@ -432,17 +432,15 @@ def has_mark(file: BinaryIO) -> bool:
 def read_mark(file: BinaryIO, path: str, seq: int) -> Mark:
     """Return the mark of a segment. Moves the file's position. Raises `LogDamaged`."""
     file.seek(MARK_OFFSET)
-    mark = decode_mark(file.read(MARK.size))
+    return required_mark(file.read(MARK.size), path, seq)
+
+
+def required_mark(data: bytes, path: str, seq: int) -> Mark:
+    """Decode the mark of a segment. Raises `LogDamaged` if its checksum differs."""
+    mark = decode_mark(data)
     if mark is None:
         raise LogDamaged(path, MARK_OFFSET, seq, "the mark of the segment does not match its checksum")
     return mark
-
-
-def named_successor(file: BinaryIO) -> int | None:
-    """Return the first event of the next segment if the mark names it. Moves the file's position."""
-    file.seek(MARK_OFFSET)
-    mark = decode_mark(file.read(MARK.size))
-    return None if mark is None else mark.successor
 
 
 def decode_mark(data: bytes) -> Mark | None:

@@ -27,6 +27,8 @@ from typing import BinaryIO, NamedTuple
 
 from kvsm.core.log.frames import (
     HEADER,
+    MARK,
+    MARK_OFFSET,
     PREAMBLE_BYTES,
     TAIL,
     EventDecoder,
@@ -37,12 +39,13 @@ from kvsm.core.log.frames import (
     SegmentTail,
     Torn,
     decode_head,
+    decode_mark,
     decode_tail,
     first_event,
     has_mark,
-    named_successor,
     read_mark,
     read_preamble,
+    required_mark,
     run_mark,
     segment_paths,
 )
@@ -123,7 +126,7 @@ class Segment:
     check_claim: called with the configuration of each `Restarted` event, before the event is returned. It may
         raise. None: no check, for readers that do not fold the events. `Trust.admit` sets it.
     successor: the first event of the next segment, which may be missing; None if there is none. This segment
-        ends before it, and must have all events up to there.
+        ends before it, and must have all events up to there. `batches` looks for it until it has ended.
     """
 
     def __init__(
@@ -144,7 +147,7 @@ class Segment:
         self.ended = False
         self.check_claim: Callable[[OffloadConfig], None] | None = None
         self._run_mark, self._next = run_mark(head.run, head.life), head.seq + 1
-        self._offset = offset
+        self._offset, self._mark_data = offset, b""
         self._last_frame = PREAMBLE_BYTES, header
         """The offset of the last frame that was read, and its header. The writer may cut this frame again."""
         self._lost: int | None = None
@@ -156,6 +159,14 @@ class Segment:
         return self._next - 1
 
     @property
+    def mark(self) -> Mark:
+        """The mark: before the last read in `batches` once it has ended, else now. Raises `LogDamaged`."""
+        if not self.ended:
+            with _opened(self.path) as file:
+                return read_mark(file, str(self.path), self._next)
+        return required_mark(self._mark_data, str(self.path), self._next)
+
+    @property
     def offset(self) -> int:
         """The number of bytes of the file that were read, up to the end of the last event frame."""
         return self._offset
@@ -163,29 +174,52 @@ class Segment:
     def batches(self) -> Iterator[list[OffloadingEvent]]:
         """Yield the events, one list per frame. A second call continues where the first ended.
 
-        Raises `EventsTakenBack` if events that earlier calls have read are no longer in the log.
+        Raises `EventsTakenBack` if events that were read are no longer in the log.
         """
-        path = str(self.path)
         with _opened(self.path) as file:
-            self._check_kept(file)
-            if self.successor is None:
-                self.successor = named_successor(file)
-            frames = FrameReader(file, path, self._run_mark, self.successor is not None or has_mark(file))
-            file.seek(self._offset)
-            while self._goes_on() and (frame := self._next_frame(frames)) is not None:
-                events = self._decoder.decode(frame, path, self._last_frame[0])
-                if events[0].seq > self._seen:
-                    if self.check_claim is not None:
-                        for event in events:
-                            if type(event) is Restarted:
-                                self.check_claim(event.config)
-                    yield events
+            self._look_around(file)
+            yield from self._read_on(file)
+            while self._look_around(file):
+                # The writer has ended the segment since. What it wrote before that has to be read, too.
+                yield from self._read_on(file)
             if not self._goes_on():
                 # A tail, events that the next segment has too, or bytes that were never synced may follow.
-                self._next_frame(FrameReader(file, path, self._run_mark, complete=False))
+                file.seek(self._offset)
+                self._next_frame(FrameReader(file, str(self.path), self._run_mark, complete=False))
             self.ended = True
             if self.last < self._seen:
                 raise self._taken_back(self._seen)
+
+    def _read_on(self, file: BinaryIO) -> Iterator[list[OffloadingEvent]]:
+        """Yield the events from the cursor to the end. Moves the file's position."""
+        self._check_kept(file)
+        path, is_complete = str(self.path), self.successor is not None or any(self._mark_data)
+        frames = FrameReader(file, path, self._run_mark, is_complete)
+        file.seek(self._offset)
+        while self._goes_on() and (frame := self._next_frame(frames)) is not None:
+            events = self._decoder.decode(frame, path, self._last_frame[0])
+            if events[0].seq > self._seen:
+                if self.check_claim is not None:
+                    for event in events:
+                        if type(event) is Restarted:
+                            self.check_claim(event.config)
+                yield events
+
+    def _look_around(self, file: BinaryIO) -> bool:
+        """Read the mark, and look for the next segment. Returns whether either has changed since.
+
+        What a writer wrote before them can be read after this call. Moves the file's position.
+        """
+        before = self._mark_data, self.successor
+        file.seek(MARK_OFFSET)
+        self._mark_data = file.read(MARK.size)
+        if self.successor is None:
+            mark = decode_mark(self._mark_data)
+            self.successor = self._following() if mark is None or mark.successor is None else mark.successor
+        return (self._mark_data, self.successor) != before
+
+    def _following(self) -> int | None:
+        return next((first_event(path) for path in segment_paths(self.path.parent) if path > self.path), None)
 
     def _goes_on(self) -> bool:
         """Whether to read the next event here. Events from `successor` on are read from the next segment."""
@@ -222,7 +256,7 @@ class Segment:
         Raises `LogDamaged` if this segment was read to its end and ends with the wrong event, or if it is
         marked as closed and has no tail.
         """
-        mark = self._mark()
+        mark = self.mark
         self._lost = lost = mark.lost
         if not self.ended:
             return lost
@@ -258,10 +292,6 @@ class Segment:
             return LogEnd.NOT_REACHED, None
         return (LogEnd.OPEN, None) if self.tail is None else _end_in(self.tail)
 
-    def lost_from(self) -> int | None:
-        """Return the first lost event after this segment, according to its mark; None if none was lost."""
-        return self._mark().lost
-
     def _check_kept(self, file: BinaryIO) -> None:
         """Raise unless the last frame that was read is still in the file. Moves the file's position."""
         offset, header = self._last_frame
@@ -279,10 +309,6 @@ class Segment:
             f"{self.path}: event {event} was read, and its writer has lost it since (a sync failed); "
             f"read the log again"
         )
-
-    def _mark(self) -> Mark:
-        with _opened(self.path) as file:
-            return read_mark(file, str(self.path), self._next)
 
 
 class LogReader:
@@ -339,8 +365,8 @@ class LogReader:
                 self._note_end(opened)
                 return
             yield opened
-            if not left and (opened.tail is None or opened.successor is not None):
-                # A live writer may have opened the next segment since the directory was listed.
+            if not left and (opened.successor is not None or not opened.ended):
+                # A live writer has opened the next segment since the directory was listed.
                 left.extend(later for later in self._paths() if later > path)
             gap = self._leave(opened, left[0] if left else None)
 

@@ -21,7 +21,6 @@ from kvsm.core.log.frames import (
     encode_mark,
     encode_preamble,
     first_event,
-    read_mark,
     succeeded_by,
 )
 from kvsm.core.log.segment_file import SegmentFile
@@ -144,8 +143,7 @@ class _Writer:
 
 def _mark_of(segment: Segment) -> int | None:
     """Return the number in the mark of a segment; None if it has no mark. Raises `LogDamaged`."""
-    with segment.path.open("rb") as file:
-        mark = read_mark(file, str(segment.path), segment.last + 1)
+    mark = segment.mark
     if mark.lost is not None:
         return mark.lost
     if mark.successor is not None:

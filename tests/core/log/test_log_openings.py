@@ -160,11 +160,12 @@ def test_a_reader_that_was_at_the_end_goes_on_in_the_new_segment(tmp_path: Path)
     life.append(2)
     seen, states = [], []
     for segment in LogReader(tmp_path / "log").segments():
-        seen += [one.seq for one in segment.events()]
         states.append(segment.head.snapshot)
-        if len(states) == 1:
-            for _ in range(4):
-                life.append(1)
+        for one in segment.events():
+            seen.append(one.seq)
+            if seen == [1, 2, 3, 4, 5]:
+                for _ in range(4):
+                    life.append(1)
     assert (seen, states) == (list(range(1, 10)), [b"", b"3"])
     life.writer.close()
 
