@@ -17,11 +17,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache, wraps
 from importlib.machinery import ModuleSpec
 from importlib.metadata import entry_points
-from importlib.util import find_spec
-from typing import Any
+from typing import Any, cast
 
 SWITCH = "KVSM_OFFLOAD"
 
@@ -90,7 +90,7 @@ def _register_names() -> None:
 
 class _AfterImport:
     """A finder in `sys.meta_path` that finds nothing of its own: it calls a function after a module's first
-    import, and is gone after the last one.
+    import, and is gone after the last one. A search for a module's spec is no import.
 
     waiting: module -> its function.
     """
@@ -98,26 +98,40 @@ class _AfterImport:
     def __init__(self, waiting: dict[str, Callable[[Any], None]]) -> None:
         self._waiting = waiting
 
-    def find_spec(self, name: str, _path: object = None, _target: object = None) -> ModuleSpec | None:
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """Return the spec that the other finders give, with the call after its import."""
-        register = self._waiting.pop(name, None)
+        register = self._waiting.get(name)
         if register is None:
             return None
-        if not self._waiting:
-            sys.meta_path.remove(self)
-        spec = find_spec(name)
+        spec = self._found_by_others(name, path, target)
         loader: Any = None if spec is None else spec.loader
         if loader is None:
             return spec
         run = loader.exec_module
 
         def run_and_register(module: Any) -> None:
-            del loader.exec_module
+            with suppress(AttributeError):  # a loader that was returned twice has two of these calls
+                del loader.exec_module
             run(module)
+            self._forget(name)
             _guarded(register, module)
 
         _guarded(setattr, loader, "exec_module", run_and_register)
         return spec
+
+    def _found_by_others(self, name: str, path: Any, target: Any) -> ModuleSpec | None:
+        for finder in list(sys.meta_path):
+            find: Any = None if finder is self else getattr(finder, "find_spec", None)
+            if find is not None and (spec := find(name, path, target)) is not None:
+                return cast("ModuleSpec", spec)
+        return None
+
+    def _forget(self, name: str) -> None:
+        """Wait for this module no longer, and leave `sys.meta_path` if it was the last one."""
+        self._waiting.pop(name, None)
+        if not self._waiting:
+            with suppress(ValueError):  # another module may be imported in another thread
+                sys.meta_path.remove(self)
 
 
 def _is_on() -> bool:
