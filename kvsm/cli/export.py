@@ -5,7 +5,7 @@ It needs no torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +149,7 @@ def _redact(log: Path, out: Path, max_slots: int | None, as_json: bool) -> None:
     names = NewNames()
     copies: list[CopiedLog] = []
     below: Path | None = None
+    fetches: Collection[int] = ()
     if not is_named_disk(log):
         disk = log_of(DISK, log)
         below = disk.log
@@ -157,7 +158,8 @@ def _redact(log: Path, out: Path, max_slots: int | None, as_json: bool) -> None:
     for source, directory in ((log, out), (below, out / DISK)):
         if source is None:
             continue
-        copy = redact_log(source, directory, names, max_slots)
+        copy = redact_log(source, directory, names, max_slots, fetches)
+        fetches = copy.fetches
         if copy.damage is not None:
             complain(f"{copy.damage}; the copy holds the events before it")
         copies.append(

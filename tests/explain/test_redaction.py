@@ -16,6 +16,8 @@ import pytest
 from changed_logs import PlainLog, read_plain, write_plain
 from click.testing import CliRunner
 from explained import explanations
+from hypothesis import example, given
+from hypothesis import strategies as st
 from log_life import Life as LogLife
 from log_life import disk
 from msgspec.structs import replace
@@ -295,18 +297,80 @@ def test_equal_names_stay_equal_and_groups_share_their_hash() -> None:
     assert full == names.key(hash + bytes(4)) != names.key(other + bytes(4))
     assert (full[:-4], full[-4:], sliding[-4:]) == (sliding[:-4], bytes(4), b"\0\0\0\1")
     assert len(full) == 36
-    assert names.request("fetch-41-for-r7") == f"fetch-41-for-{names.request('r7')}"
+    assert names.request("fetch-41-for-r7", fetches=[41]) == f"fetch-41-for-{names.request('r7')}"
     assert b"of alice" not in names.key(b"a key of alice")
 
 
 def test_a_crafted_name_of_many_parts_is_renamed() -> None:
     names, parts = NewNames(), "fetch-7-for-hand-over-a-of-" * 3000
     new = names.request(f"{parts}alice")
-    assert new.startswith("fetch-7-for-hand-over-")
+    assert re.match("fetch-[0-9]{20}-for-hand-over-", new)
     assert len(new) > len(parts)
     assert "alice" not in new
-    assert names.request("fetch-7-for-alice") == f"fetch-7-for-{names.request('alice')}"
-    assert names.request("hold-7-for-disk-store-9") == "hold-7-for-disk-store-9"
+
+
+LONG_NUMBERS = st.integers(10**11, 10**18 - 1).map(str)
+CHOSEN_NAMES = st.lists(
+    st.one_of(
+        st.sampled_from(["fetch-", "hold-", "disk-store-", "hand-over-", "-for-", "-of-", "r"]),
+        st.tuples(st.sampled_from(["fetch", "hold"]), LONG_NUMBERS).map(lambda one: "-".join(one) + "-for-"),
+        st.tuples(LONG_NUMBERS).map(lambda one: f"hand-over-{one[0][:8]}-of-"),
+        st.tuples(LONG_NUMBERS).map(lambda one: f"disk-store-{one[0]}"),
+        LONG_NUMBERS,
+    ),
+    max_size=5,
+).map("".join)
+
+
+@given(CHOSEN_NAMES)
+@example("fetch-4111111111111111-for-r7")
+@example("disk-store-4111111111111111")
+@example("fetch-7-for-disk-store-4111111111111111")
+@example("hand-over-12345678-of-hold-4111111111111111-for-r7")
+def test_no_number_that_a_client_chose_is_kept(name: str) -> None:
+    """A client may call its request as kvsm calls its own copies, with an account number in the name."""
+    new = NewNames(bytes(32)).request(name, fetches=[7])
+    assert [one for one in re.findall("[0-9]{8,}", name) if one in new] == []
+
+
+ACCOUNT = "411111111111"
+
+
+def test_numbers_of_clients_are_not_in_a_copy(tmp_path: Path) -> None:
+    """They are not in its events and not in its snapshots, though the same log has copies of kvsm's own."""
+    log = tmp_path / "log"
+    life = Life(log, writer={"segment_bytes": 2000})
+    chosen = [f"disk-store-{ACCOUNT}1", f"fetch-{ACCOUNT}2-for-x", f"hold-{ACCOUNT}3-for-x"]
+    for name in [*chosen, f"hand-over-{ACCOUNT[:8]}-of-disk-store-{ACCOUNT}4"]:
+        life.core.arrive(name)
+    for number in range(400):
+        life.core.arrive(f"disk-store-{number}", "disk")
+        life.core.finish(f"disk-store-{number}")
+    life.core.arrive("disk-store-999", "disk")
+    life.close()
+    assert len(segments_of(log)) > 1
+    copy, names, _ = copied(log)
+    assert ACCOUNT[:8].encode() in content_of(log)
+    assert ACCOUNT[:8].encode() not in content_of(copy)
+    arrived = {one.request for one in LogReader(copy).events() if isinstance(one, ev.RequestArrived)}
+    assert {f"disk-store-{number}" for number in [*range(400), 999]} < arrived
+    check_same_story(log, copy, names, explained=False)
+
+
+def test_a_name_of_kvsm_that_a_client_takes_later_is_renamed(tmp_path: Path) -> None:
+    life = Life(host_blocks=4)
+    life.events.clear()
+    head = life.core.ledger.seq, 0, 1
+    events = [
+        ev.LogOpened(*head, life.config, ""),
+        ev.RequestArrived(*head, "disk-store-41", "disk"),
+        ev.RequestFinished(*head, "disk-store-41"),
+        ev.RequestArrived(*head, "disk-store-41"),
+    ]
+    copy, _, _ = copied(written(tmp_path / "log", life, events))
+    first, last = (one.request for one in LogReader(copy).events() if isinstance(one, ev.RequestArrived))
+    assert first == "disk-store-41"
+    assert re.fullmatch("r[0-9a-f]{16}", last)
 
 
 def test_no_copy_can_be_compared_with_another(tmp_path: Path) -> None:
@@ -330,8 +394,8 @@ class NotedNames(NewNames):
         super().__init__()
         self.noted: dict[str, str] = {}
 
-    def request(self, name: str) -> str:
-        return self._note(name, super().request(name))
+    def request(self, name: str, **known: Any) -> str:
+        return self._note(name, super().request(name, **known))
 
     def error(self, text: str) -> str:
         return self._note(text, super().error(text))
@@ -658,6 +722,26 @@ def test_the_log_of_the_disk_tier_is_copied_with_the_same_names(
         assert f'"tier": "{other}"' in str(told)
         there = [line.replace(str(logs[1]), places[1]).replace(str(logs[0]), places[0]) for line in told]
         assert answer("verify", Path(place)) == (code, there)
+
+
+def test_a_copy_from_the_disk_that_the_host_log_lacks_has_no_number(tmp_path: Path) -> None:
+    """The host's log lost its end. `verify` still joins the copies before it."""
+    keys = [f"key {number}".encode() for number in range(6)]
+    whole, log = tmp_path / "whole", tmp_path / "log"
+    with Offloader.open(HOST_CONFIG, whole) as host, Offloader.open(DISK_CONFIG, log / "disk") as disk:
+        live(host, disk, keys)
+    planned = [one.seq for one in LogReader(whole).events() if getattr(one, "source", "") == "disk"]
+    (cut,) = read_plain(whole)
+    events = [[event] for frame in cut.frames for event in frame if event[1] < planned[0]]
+    write_plain(log, [cut._replace(frames=events, tail=[])])
+    assert run("export", log, "--redact", tmp_path / "copy").exit_code == 0
+    below = [one for one in LogReader(tmp_path / "copy/disk").events() if isinstance(one, ev.RequestArrived)]
+    assert [bool(re.match("fetch-[0-9]{20}-for-r", one.request)) for one in below] == [True]
+    (code, told), (copied_code, copied_told) = (answer("verify", one) for one in (log, tmp_path / "copy"))
+    number = f", store {planned[0]} of the host's log,"
+    assert any(number in line for line in told)
+    there = [line.replace(number, "").replace(f"{log}", f"{tmp_path / 'copy'}") for line in told]
+    assert (copied_code, copied_told) == (code, there)
 
 
 def test_a_copy_needs_one_log_and_a_new_directory(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import builtins
 import os
 import re
 from collections import Counter
+from collections.abc import Collection
 from hashlib import blake2b
 
 from kvsm import errors
@@ -27,13 +28,19 @@ _TEXT_BYTES = 8
 """Length of the hash in a new text (bytes). Among a million names, two are equal with a probability of 1 in
 40 million."""
 
+_NUMBER_BYTES = 8
+"""Length of the hash in a new number (bytes)."""
+
 _LEASE_DIGITS = 8
 """The number of digits of a lease in the name of a hand-over."""
+
+_NO_NUMBERS: frozenset[int] = frozenset()
 
 _OF_A_TIER = re.compile(r"(fetch|hold)-([0-9]{1,18})-for-(.*)", re.DOTALL)
 _OF_A_HAND_OVER = re.compile(r"hand-over-([^-]{0,8})-of-(.*)", re.DOTALL)
 _STORE_OF_A_TIER = re.compile(r"disk-store-[0-9]{1,18}")
-"""Names of the requests for kvsm's own copies. Readers match the logs of two tiers by the numbers in them."""
+"""Names of the requests for kvsm's own copies. Readers match the logs of two tiers by the numbers in them.
+A client can choose such a name too, with any number in it."""
 
 _ENGINE = "engine "
 """The prefix of `StorePlanned.source` for a hand-over."""
@@ -70,18 +77,25 @@ class NewNames:
         self._secret = os.urandom(32) if secret is None else secret
         self.renamed: Counter[str] = Counter()
 
-    def request(self, name: str) -> str:
-        """Rename a request. The name of one of kvsm's own copies keeps its form and its numbers."""
+    def request(self, name: str, *, is_copy: bool = False, fetches: Collection[int] = _NO_NUMBERS) -> str:
+        """Rename a request. The name of one of kvsm's own copies keeps its form, and its number if kvsm is
+        known to have made it: any other number may be one of the client.
+
+        is_copy: whether the log says that the request stands for a copy between tiers.
+        fetches: numbers of copies from the disk, which may stay in `fetch-NUMBER-for-...`.
+        """
+        if is_copy and _STORE_OF_A_TIER.fullmatch(name):
+            return name
         before = ""
         while True:  # not a recursion: a crafted name may be of thousands of parts
             if found := _OF_A_TIER.fullmatch(name):
-                before += f"{found[1]}-{found[2]}-for-"
+                keeps_number = found[1] == "fetch" and int(found[2]) in fetches
+                before += f"{found[1]}-{found[2] if keeps_number else self._number(found[2])}-for-"
             elif found := _OF_A_HAND_OVER.fullmatch(name):
                 before += f"hand-over-{self._text('lease', found[1])[:_LEASE_DIGITS]}-of-"
             else:
-                is_own = _STORE_OF_A_TIER.fullmatch(name)
-                return before + (name if is_own else f"r{self._text('request', name)}")
-            name = found[found.re.groups]
+                return f"{before}r{self._text('request', name)}"
+            name, fetches = found[found.re.groups], _NO_NUMBERS
 
     def key(self, key: bytes) -> bytes:
         """Rename a key. The index of its KV cache group stays; keys with an equal hash keep an equal hash."""
@@ -133,6 +147,10 @@ class NewNames:
     def fact(self, text: str) -> str:
         """Replace the name or the value of a fact about a pool."""
         return f"fact-{self._text('fact', text)}"
+
+    def _number(self, digits: str) -> str:
+        """Replace a number by another one that is too long for the number of an event."""
+        return f"{int.from_bytes(self._hash('number', digits.encode(), _NUMBER_BYTES)):020}"
 
     def _text(self, room: str, text: str) -> str:
         return self._hash(room, text.encode(errors="surrogatepass"), _TEXT_BYTES).hex()

@@ -7,6 +7,7 @@ without folding the events, so the log of a broken engine can be copied, too.
 from __future__ import annotations
 
 import signal
+from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
@@ -38,25 +39,34 @@ class RedactedLog(msgspec.Struct, frozen=True, kw_only=True):
     events: the number of events that were copied.
     damage: why the copy ends before the log does; None if all of the log was copied.
     withheld: whether an eviction policy of another package was replaced.
+    fetches: the copies from the disk, if this is the host's log: their transfers.
     """
 
     directory: Path
     events: int
     damage: str | None
     withheld: bool
+    fetches: frozenset[int]
 
 
-def redact_log(log: Path, copy: Path, names: NewNames, max_slots: int | None = None) -> RedactedLog:
+def redact_log(
+    log: Path,
+    copy: Path,
+    names: NewNames,
+    max_slots: int | None = None,
+    fetches: Collection[int] = (),
+) -> RedactedLog:
     """Write a redacted copy of a log to a new directory.
 
     names: makes the new names. Use the same object for logs that belong together.
     max_slots: as in `Trust`.
+    fetches: for the disk's log, those of the copy of the host's log.
 
     Copies all events before the damage if the log is damaged. Raises `LogError` if there is no log, if the
     log needs more memory than `max_slots` allows, or if the copy cannot be written.
     """
     reader = LogReader(log)
-    redactor = Redactor(names, log, max_slots)
+    redactor = Redactor(names, log, max_slots, fetches)
     claimed = LogDirectory(copy, durable=False)
     try:
         claimed.require_empty()
@@ -79,7 +89,13 @@ def redact_log(log: Path, copy: Path, names: NewNames, max_slots: int | None = N
         raise LogError(f"{copy}: the copy cannot be written: {error.strerror or error}; remove it") from error
     finally:
         claimed.close()
-    return RedactedLog(directory=copy, events=writer.events, damage=damage, withheld=redactor.withheld)
+    return RedactedLog(
+        directory=copy,
+        events=writer.events,
+        damage=damage,
+        withheld=redactor.withheld,
+        fetches=frozenset(redactor.fetched),
+    )
 
 
 class _Writer:

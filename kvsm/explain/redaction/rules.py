@@ -31,6 +31,7 @@ from kvsm.explain.redaction.names import NewNames
 from kvsm.identity import KeptPools, PoolIdentity
 from kvsm.ids import Ids, MalformedIds, unpack
 from kvsm.states.block import holders
+from kvsm.tiers.disk_tier import DISK
 
 _UNREADABLE = b"\xc1"
 """Invalid msgpack. It replaces a snapshot that cannot be decoded, so that readers refuse the copy's snapshot,
@@ -47,20 +48,42 @@ class Redactor:
 
     names: makes the new names.
     max_slots: as in `Trust`.
+    fetches: the copies from the disk, as their transfers in the host's log. The names of their requests in
+        the disk's log keep these numbers.
     """
 
-    def __init__(self, names: NewNames, log: Path, max_slots: int | None = None) -> None:
-        self.names, self._log, self._max_slots = names, log, max_slots
+    def __init__(
+        self,
+        names: NewNames,
+        log: Path,
+        max_slots: int | None = None,
+        fetches: Collection[int] = (),
+    ) -> None:
+        self.names, self._log, self._max_slots, self._fetches = names, log, max_slots, fetches
+        self.fetched: set[int] = set()
+        """The copies from the disk in this log, which is then the host's."""
+        self._copies: set[str] = set()
+        """Live requests that stand for copies to or from another tier."""
         self.withheld = False
         """Whether a policy of another package was found. All later configurations name `WITHHELD`, because
         the order in which that policy left the blocks for the next one is unknown."""
 
     def redacted(self, record: _Record) -> _Record:
         """Return the record with new names. Raises `ConfigError` for a field without a rule."""
+        if isinstance(record, ev.RequestArrived):
+            (self._copies.add if record.target else self._copies.discard)(record.request)
         changes = {
             field: rule(self, getattr(record, field)) for field, rule in changing_rules(type(record)).items()
         }
+        if isinstance(record, ev.RequestFinished):
+            self._copies.discard(record.request)
+        elif isinstance(record, ev.StorePlanned) and record.source == DISK:
+            self.fetched.add(record.seq)
         return replace(record, **changes) if changes else record
+
+    def request(self, name: str) -> str:
+        """Return the new name of a request."""
+        return self.names.request(name, is_copy=name in self._copies, fetches=self._fetches)
 
     def head(self, head: SegmentHead) -> SegmentHead:
         """Return the head of a segment, with its snapshot, with new names."""
@@ -79,6 +102,7 @@ class Redactor:
             return b""
         try:
             state = msgspec.msgpack.decode(snapshot, type=SavedLedger)
+            self._copies = {name for name, *_, target in state.requests if target}
             new = self.redacted(state)
             requests = tuple(sorted(new.requests, key=lambda saved: saved[0]))
             order = self._order(new)
@@ -167,12 +191,12 @@ def records(kind: type[msgspec.Struct]) -> Rule:
 
 def request(redactor: Redactor, name: str) -> str:
     """Rename a request."""
-    return redactor.names.request(name)
+    return redactor.request(name)
 
 
 def first_named(redactor: Redactor, pairs: tuple[tuple[Any, ...], ...]) -> tuple[tuple[Any, ...], ...]:
     """Rename the requests in `Owners` or offers, which are the first item of each."""
-    return tuple((redactor.names.request(name), *numbers) for name, *numbers in pairs)
+    return tuple((redactor.request(name), *numbers) for name, *numbers in pairs)
 
 
 def key(redactor: Redactor, value: bytes | None) -> bytes | None:

@@ -56,7 +56,7 @@ class CopyStep(NamedTuple):
     event: its number in this log.
     direction: as the disk's ledger has it: `STORE` is to the disk.
     store: the transfer that stores the blocks: of a copy to the disk in the disk's ledger, of one from the
-        disk in the host's.
+        disk in the host's. 0 if this log does not say it, as in a redacted copy.
     says: what happens.
     blocks: digest of the host slots and keys of a copy that leaves.
     """
@@ -73,8 +73,8 @@ class CopyStep(NamedTuple):
 
     def __str__(self) -> str:
         way, tier = ("to", DISK) if self.direction is Direction.STORE else ("from", HOST)
-        copy = f"the copy {way} the disk, store {self.store} of the {tier}'s log,"
-        return f"event {self.event:,}: {copy} {self.says}"
+        store = f", store {self.store} of the {tier}'s log," if self.store else ""
+        return f"event {self.event:,}: the copy {way} the disk{store} {self.says}"
 
 
 class ProcessBegins(NamedTuple):
