@@ -49,6 +49,7 @@ from kvsm.explain.redaction.rules import (
     rules_of,
 )
 from kvsm.explain.story import verify_log
+from kvsm.explain.tables import table_index
 from kvsm.identity import KeptPools, PoolIdentity
 from kvsm.ids import render_key
 from kvsm.states import machines_digest
@@ -473,7 +474,7 @@ def test_a_copy_of_a_random_life_tells_the_same_story(tmp_path: Path, policy: st
         random_life(seed, 300, log, policy=policy, **options).close()
         copy, names, found = copied(log)
         assert found.damage is None
-        assert len(list(copy.iterdir())) == len(list(log.iterdir())) > 1
+        assert len(segments_of(copy)) == len(segments_of(log)) > 1
         check_same_story(log, copy, names)
 
 
@@ -742,6 +743,32 @@ def test_a_copy_from_the_disk_that_the_host_log_lacks_has_no_number(tmp_path: Pa
     assert any(number in line for line in told)
     there = [line.replace(number, "").replace(f"{log}", f"{tmp_path / 'copy'}") for line in told]
     assert (copied_code, copied_told) == (code, there)
+
+
+def test_a_copy_stays_as_it_is_when_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is to be sent to others. A large log gets an index at its first query, a copy of it does not."""
+    monkeypatch.setattr(table_index, "SMALL_LOG", 0)
+    log = tmp_path / "log"
+    random_life(3, 300, log, writer={"segment_bytes": 5000}).close()
+    copy, names, _ = copied(log)
+    before = files_of(copy)
+    for arguments in (["query", "SELECT 1"], ["report"], ["verify"], ["why", names.noted["r0"]]):
+        command, *question = arguments
+        told = run(command, copy, *question)
+        assert told.exit_code in (0, 1), told.output
+        assert files_of(copy) == before
+        assert ("delete its file REDACTED to keep an index" in " ".join(told.stderr.split())) == (
+            command != "verify"
+        )
+    (copy / "REDACTED").unlink()
+    assert run("query", copy, "SELECT 1").exit_code == 0
+    assert (copy / table_index.INDEX_NAME).exists()
+
+
+def files_of(directory: Path) -> list[tuple[str, int, bytes]]:
+    """Return the name, the time of the last change and the content of all files."""
+    found = [(path.name, path.stat().st_mtime_ns, path.read_bytes()) for path in directory.iterdir()]
+    return [("", directory.stat().st_mtime_ns, b""), *sorted(found)]
 
 
 def test_a_copy_needs_one_log_and_a_new_directory(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Write a copy of a log with new names, segment by segment.
 
 The copy has the same events, snapshots, gaps and ends, so readers give the same answers. Names are replaced
-without folding the events, so the log of a broken engine can be copied, too.
+without folding the events, so the log of a broken engine can be copied, too. The file `REDACTED` in the copy
+keeps readers from writing an index into it (`copy_mark.py`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from kvsm.core.log.frames import (
 from kvsm.core.log.segment_file import SegmentFile
 from kvsm.core.log.stop_mark import NAME
 from kvsm.errors import KvsmError, LogDamaged, LogError
+from kvsm.explain.redaction.copy_mark import mark_copy
 from kvsm.explain.redaction.names import NewNames
 from kvsm.explain.redaction.rules import Redactor
 from kvsm.system.private_files import write_whole
@@ -85,6 +87,7 @@ def redact_log(
             writer.copy_torn_segment(reader.torn)
         if reader.end is LogEnd.OPEN and (name := stopped_by(log)):
             write_whole(copy / NAME, bytes([signal.Signals[name]]))
+        mark_copy(copy)
     except OSError as error:
         raise LogError(f"{copy}: the copy cannot be written: {error.strerror or error}; remove it") from error
     finally:

@@ -14,8 +14,10 @@ takes a second for each GB.
 what is found                                 what is done
 ============================================  ==================================================
 a log of less than `SMALL_LOG` bytes          read the log each time; make no file
-a directory that others may change, or that   make tables in a temporary file, with a note that
-this user may not change; a file of another   says why. Leave the file that was found unchanged.
+a redacted copy of a log                      make tables in a temporary file, with a note that
+                                              says why. Leave the directory unchanged.
+a directory that others may change, or that   the same
+this user may not change; a file of another
 user, a link, or a file that is no index
 an index of another run or version, of other  make it anew. A copied index is on another inode, and
 segments or other bytes in them, on another   another user may have made it.
@@ -48,6 +50,7 @@ from kvsm.core.log.fold import condition_of, go_on, refuse_malformed
 from kvsm.core.log.frames import MARK_OFFSET, PREAMBLE_BYTES, segment_paths
 from kvsm.errors import ConfigError, IllegalTransition, InvalidEvent, KvsmError, LogDamaged, LogError
 from kvsm.events import OffloadingEvent
+from kvsm.explain.redaction import copy_mark
 from kvsm.explain.story import LogCondition, Trust
 from kvsm.explain.story.window import EVERYTHING, Window
 from kvsm.explain.tables.extract import Extractor, SavedExtractor
@@ -209,6 +212,7 @@ def open_tables(reader: LogReader, trust: Trust, progress: Progress | None) -> K
     if sum(status.st_size for status in _status(reader).values()) < SMALL_LOG:
         return _temporary(reader, trust, progress, None)
     try:
+        _refuse_copy(reader.directory)
         _refuse_shared(reader.directory)
         if not os.access(reader.directory, os.W_OK):
             return _read_only(reader)
@@ -256,6 +260,13 @@ def _temporary(
         connection.close()
         raise
     return KeptTables(connection, condition_of(reader), stopped, note)
+
+
+def _refuse_copy(directory: Path) -> None:
+    """Raise `ConfigError` if the directory is a redacted copy: looking at it must not change it."""
+    if copy_mark.is_marked(directory):
+        kept = f"delete its file {copy_mark.NAME} to keep an index"
+        raise ConfigError(f"{directory} is a redacted copy, and is not changed; {kept}")
 
 
 def _refuse_shared(directory: Path) -> None:
