@@ -510,33 +510,42 @@ def test_what_a_run_that_failed_did_is_noted() -> None:
 # The machine over copy engines.
 
 
-class AcceptsLive(HostCopyEngine):
+class CopiesAtOnce(HostCopyEngine):
+    """Each copy has ended when `submit` returns: what the engines below break must not depend on whether
+    their thread has run before the next poll."""
+
+    def submit(self, job: TransferJob, after: Any = None) -> None:
+        super().submit(job, after)
+        self.drain()
+
+
+class AcceptsLive(CopiesAtOnce):
     def submit(self, job: TransferJob, after: Any = None) -> None:
         if job.transfer not in self._live:
             super().submit(job, after)
 
 
-class EndsTwice(HostCopyEngine):
+class EndsTwice(CopiesAtOnce):
     def poll(self) -> list[Any]:
         return 2 * super().poll()
 
 
-class HidesErrors(HostCopyEngine):
+class HidesErrors(CopiesAtOnce):
     def poll(self) -> list[Any]:
         return [msgspec.structs.replace(one, good=True, error="") for one in super().poll()]
 
 
-class FailsForNothing(HostCopyEngine):
+class FailsForNothing(CopiesAtOnce):
     def poll(self) -> list[Any]:
         return [msgspec.structs.replace(one, good=False, error="why not") for one in super().poll()]
 
 
-class WritesTheFirstBlockOnly(HostCopyEngine):
+class WritesTheFirstBlockOnly(CopiesAtOnce):
     def copy_blocks(self, direction: Any, devices: Any, hosts: Any) -> None:
         super().copy_blocks(direction, devices[:1], hosts[:1])
 
 
-class KeepsResults(HostCopyEngine):
+class KeepsResults(CopiesAtOnce):
     def poll(self) -> list[Any]:
         return []
 
