@@ -56,12 +56,18 @@ def test_a_good_walk_tells_its_seed_and_what_it_did() -> None:
 
 
 def test_json_holds_the_same() -> None:
-    """Standard output is one JSON object, and each walk has a new seed."""
-    first, second = (json.loads(fuzz(*COUNTED, "--json").stdout) for _ in range(2))
-    assert first["progress"]["runs"] == 2
-    assert first["progress"]["operations"] > 100
-    assert first["failure"] is None
-    assert first["progress"]["seed"] != second["progress"]["seed"]
+    """Standard output is one JSON object."""
+    told = json.loads(fuzz("--seed", 5, *COUNTED, "--json").stdout)
+    operations = told["progress"]["operations"]
+    assert told["failure"] is None
+    assert (told["progress"]["seed"], told["progress"]["runs"]) == (5, 2)
+    assert f"{operations:,} operations in 2 runs, " in fuzz("--seed", 5, *COUNTED).stdout
+
+
+def test_each_walk_has_a_new_seed() -> None:
+    """It is one of 4 billion."""
+    first, second = (json.loads(fuzz(*COUNTED, "--json").stdout)["progress"]["seed"] for _ in range(2))
+    assert first != second
 
 
 def test_seconds_end_it() -> None:
