@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,7 +19,7 @@ from kvsm.check.walks.fuzz_target import FuzzTarget, WorldTarget
 from kvsm.check.walks.option_trust import allowing
 from kvsm.check.walks.own_code import KINDS, find_own, is_path, make_own_world
 from kvsm.check.walks.targets import PATH_FORM, TARGETS
-from kvsm.errors import ConfigError
+from kvsm.errors import ConfigError, described
 
 
 class TargetName(click.ParamType):  # type: ignore[type-arg,unused-ignore]
@@ -56,6 +58,7 @@ def target_of(name: str) -> FuzzTarget:
         return WorldTarget(name)
     thing = find_own(name)
     if _is_machine(thing):
+        _check_machine(name, thing)
         return _machine_target(name, thing)
     if isinstance(thing, type) and issubclass(thing, TestCase):
         raise ConfigError(f"target {name} is a TestCase; name the machine that it was made from: {KINDS}")
@@ -67,6 +70,31 @@ def _is_machine(thing: Any) -> bool:
     """Whether `thing` is a machine of Hypothesis. Compares names, so that Hypothesis is not imported here."""
     base = "hypothesis.stateful", "RuleBasedStateMachine"
     return isinstance(thing, type) and base in [(one.__module__, one.__name__) for one in thing.__mro__]
+
+
+def _check_machine(name: str, machine: Any) -> None:
+    """Raise `ConfigError` if the machine cannot be made: in a run, this would count as a broken property."""
+    try:
+        made = machine()
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
+        why = f"target {name} cannot be made: {machine.__name__}() raised {described(error)}"
+        if not _takes_no_arguments(machine):
+            why += (
+                ". Hypothesis makes each machine without arguments: give the parameters of __init__ default "
+                "values, or name a subclass whose __init__ passes them"
+            )
+        raise ConfigError(why) from error
+    with suppress(Exception):  # Hypothesis never ends a machine of which no rule has run.
+        made.teardown()
+
+
+def _takes_no_arguments(machine: Any) -> bool:
+    """Whether the machine can be called without arguments."""
+    try:
+        inspect.signature(machine).bind()
+    except TypeError:
+        return False
+    return True
 
 
 def _machine_target(name: str, machine: Any) -> FuzzTarget:

@@ -175,9 +175,12 @@ def test_kvsm_conforms(name: str) -> None:
         ("conformed:Nothing", "conformed.py has no Nothing"),
         ("no_such_module:Machine", "there is no module no_such_module"),
         ("conformed:HERE", "has no HERE"),
+        ("conformed:NeedsArguments", "give the parameters of __init__ default values, or name a subclass"),
+        ("conformed:HasNoRules", "cannot be made: HasNoRules() raised InvalidDefinition"),
     ],
 )
 def test_a_target_that_cannot_be_walked_is_refused(target: str, says: str) -> None:
+    """Wrong use is no broken property of the target."""
     result = conform(target)
     assert result.exit_code == ExitCode.UNUSABLE
     assert says in result.stderr

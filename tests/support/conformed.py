@@ -9,6 +9,8 @@ import threading
 from random import Random
 from typing import Any
 
+from hypothesis.stateful import RuleBasedStateMachine, rule
+
 from kvsm.check.worlds.check_counts import count_case
 from kvsm.check.worlds.world import Action
 from kvsm.copies import CopyEngine, CopyResult, HostCopyEngine
@@ -122,3 +124,17 @@ class ExitsNicely(CopyEngineMachine):
 class Hangs(CopyEngineMachine):
     def make_engine(self, device: Any, host: Any) -> CopyEngine:
         return _Hangs(device, host)
+
+
+class NeedsArguments(RuleBasedStateMachine):
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+
+    @rule()
+    def look(self) -> None:
+        pass
+
+
+class HasNoRules(RuleBasedStateMachine):
+    pass
