@@ -41,6 +41,7 @@ from kvsm.cli.conform_worker import (
     Ready,
     RunBegan,
     RunEnded,
+    StepsMade,
     TargetRefused,
     WalkEnded,
     WorkOrder,
@@ -54,7 +55,7 @@ from kvsm.errors import ConfigError
 from kvsm.properties import Property
 
 _SILENT_S = 8 * STALL_S
-"""End a worker that sends nothing for this time plus the time of a reduction (s)."""
+"""End a worker that makes no step for this time (s)."""
 
 _IMPORT_S = 900
 """The same limit while a worker imports the target (s): importing vLLM takes minutes on a busy machine."""
@@ -244,7 +245,7 @@ class ConformWalk:
         return msgspec.structs.replace(self._order, seconds=left, first_run=self._run, known=known)
 
     def _listen(self, worker: _Worker) -> None:
-        for message in worker.messages(_SILENT_S + self._order.reduce_seconds, self._ending):
+        for message in worker.messages(_SILENT_S, self._ending):
             if isinstance(message, TargetRefused):
                 raise ConfigError(message.why)
             if isinstance(message, Ready):
@@ -255,7 +256,7 @@ class ConformWalk:
                 self._add(message)
             elif isinstance(message, DefectFound):
                 self._note(message)
-            else:
+            elif not isinstance(message, StepsMade):
                 self._is_done = True
         if not (self._is_done or self._ending.is_made()):
             self._crashed(worker)
@@ -352,29 +353,29 @@ class ConformWalk:
 class _Worker:
     """A running `conform_worker` process.
 
-    is_silent: whether it was ended because it sent nothing.
+    is_silent: whether it was ended because it sent nothing for too long.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], pipe: int, errors: Any) -> None:
         self._process, self._pipe, self._errors = process, pipe, errors
-        self.is_silent = False
+        self.is_silent, self._limit_s = False, float(_IMPORT_S)
 
     def messages(self, silent_s: float, ending: EndRequest) -> Iterator[Message]:
         """Yield the worker's messages until it ends, sends nothing for `silent_s`, or the command must
         end."""
-        decoder, rest, heard = msgspec.json.Decoder(Message), b"", monotonic() + _IMPORT_S - silent_s
+        decoder, rest, heard = msgspec.json.Decoder(Message), b"", monotonic()
         while not ending.is_made():
             if not select.select([self._pipe], [], [], 0.2)[0]:
                 if self._has_ended():  # Processes that the target has started may hold the pipe open.
                     return
-                self.is_silent = monotonic() - heard > silent_s
+                self.is_silent = monotonic() - heard > self._limit_s
                 if self.is_silent:
                     return
                 continue
             data = os.read(self._pipe, 1 << 16)
             if not data:
                 return
-            heard = monotonic()
+            heard, self._limit_s = monotonic(), silent_s
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
                 message = decoder.decode(line)
@@ -385,7 +386,7 @@ class _Worker:
     def how_it_ended(self) -> str:
         """Describe the end of the process."""
         if self.is_silent:
-            return "the process did nothing for minutes"
+            return f"the process made no step for {self._limit_s:g} s"
         self.end()
         code = self._process.returncode
         if code < 0:

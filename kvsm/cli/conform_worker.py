@@ -29,10 +29,13 @@ from kvsm.check.worlds.check_counts import taken_counts, total_counted
 from kvsm.cli.conform_targets import Walked, versions_of, walked_of
 from kvsm.errors import ConfigError, KvsmError, PropertyBroken, described
 from kvsm.properties import Property
-from kvsm.system.stopping import CutShort
+from kvsm.system.stopping import CutShort, watching_steps
 
 STALL_S = int(os.environ.get("KVSM_CONFORM_STALL_S", "30"))
 """After this time, a call that has not returned counts as hanging (s)."""
+
+BEAT_S = 1.0
+"""The shortest time between two `StepsMade` (s)."""
 
 MOST_DEFECTS = 10
 """The most different defects that are reduced."""
@@ -78,6 +81,10 @@ class RunBegan(msgspec.Struct, frozen=True, tag=True):
     run: int
 
 
+class StepsMade(msgspec.Struct, frozen=True, tag=True):
+    """Steps were made since the last message, in a run or while a defect is reduced."""
+
+
 class RunEnded(msgspec.Struct, frozen=True, tag=True):
     """A run has ended. counts: (property id, case, times)."""
 
@@ -107,7 +114,7 @@ class WalkEnded(msgspec.Struct, frozen=True, tag=True):
     """The time is over."""
 
 
-Message = TargetRefused | Ready | RunBegan | RunEnded | DefectFound | WalkEnded
+Message = TargetRefused | Ready | RunBegan | StepsMade | RunEnded | DefectFound | WalkEnded
 
 _VARYING = re.compile(r"\[[^\]]*\]|\([^)]*\)|\{[^}]*\}|'[^']*'|\b[a-z]*\d[\w.]*\b")
 
@@ -231,23 +238,47 @@ def _found(finding: Any, variant: str, run: int) -> DefectFound:
 # Ends and hangs of the process.
 
 
-def _watch() -> None:
-    """From now on, raise `PropertyBroken` when a call hangs, or when the main thread calls `os._exit`.
+class Heartbeat:
+    """Reports that steps are made, so that a long run differs from a hang. steps: their number so far."""
 
-    Before the first counted case nothing counts as a hang, because importing a target takes longer than a
-    call may.
-    """
-    main, here, really_exit = threading.main_thread(), os.getpid(), os._exit
-    counted = [-1]
+    def __init__(self, send: Callable[[Message], None]) -> None:
+        self._send, self._sent = send, monotonic()
+        self.steps = 0
 
-    def look(_number: int, frame: FrameType | None) -> None:
-        now = total_counted()
-        if now != counted[0] or not now:
-            counted[0] = now
+    def step(self) -> None:
+        """Record a step, and send `StepsMade` unless it was sent just now."""
+        self.steps += 1
+        now = monotonic()
+        if now - self._sent >= BEAT_S:
+            self._sent = now
+            self._send(StepsMade())
+
+
+class HangWatch:
+    """Detects a call that does not return: between two looks no case was counted, and no step was made."""
+
+    def __init__(self, heartbeat: Heartbeat) -> None:
+        self._heartbeat = heartbeat
+        self._seen = -1, -1
+
+    def look(self, _number: int = 0, frame: FrameType | None = None) -> None:
+        """Raise `PropertyBroken` if nothing has happened since the last look.
+
+        Before the first counted case nothing counts as a hang, because importing a target takes longer than
+        a call may.
+        """
+        now = total_counted(), self._heartbeat.steps
+        if now != self._seen or not now[0]:
+            self._seen = now
             return
         place = _place(frame)
         message = f"a call has not returned after {STALL_S} to {2 * STALL_S} s, at {place}"
         raise PropertyBroken(Property.PROGRESS, message, place)
+
+
+def _watch(heartbeat: Heartbeat) -> None:
+    """From now on, raise `PropertyBroken` when a call hangs, or when the main thread calls `os._exit`."""
+    main, here, really_exit = threading.main_thread(), os.getpid(), os._exit
 
     def exits(status: int) -> Any:
         if os.getpid() != here or threading.current_thread() is not main:
@@ -256,7 +287,7 @@ def _watch() -> None:
         message = f"a call raised an end of the process, os._exit({status}), at {place}"
         raise PropertyBroken(Property.LEGAL_CALLS, message, place)
 
-    signal.signal(signal.SIGALRM, look)
+    signal.signal(signal.SIGALRM, HangWatch(heartbeat).look)
     signal.setitimer(signal.ITIMER_REAL, STALL_S, STALL_S)
     os._exit = exits
 
@@ -283,9 +314,11 @@ def main() -> None:
         pipe.write(msgspec.json.encode(message) + b"\n")
         pipe.flush()
 
+    heartbeat = Heartbeat(send)
     try:
-        _watch()
-        TargetWorker(order, send).work()
+        _watch(heartbeat)
+        with watching_steps(heartbeat.step):
+            TargetWorker(order, send).work()
     except ConfigError as error:
         send(TargetRefused(str(error)))
     except (Exception, SystemExit) as error:

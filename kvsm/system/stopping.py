@@ -26,10 +26,26 @@ class CutShort(KeyboardInterrupt):
     """
 
 
+_at_each_step: Callable[[], None] | None = None
+
+
 def go_on_unless(is_over: IsOver) -> None:
-    """Raise `CutShort` if the work must stop."""
+    """Raise `CutShort` if the work must stop. Called before each step."""
+    if _at_each_step is not None:
+        _at_each_step()
     if is_over():
         raise CutShort
+
+
+@contextmanager
+def watching_steps(at_each_step: Callable[[], None]) -> Iterator[None]:
+    """A `with` block in which this is called before each step of any work of the process."""
+    global _at_each_step
+    before, _at_each_step = _at_each_step, at_each_step
+    try:
+        yield
+    finally:
+        _at_each_step = before
 
 
 class TimeBudget:

@@ -15,14 +15,27 @@ from types import SimpleNamespace
 from typing import Any
 
 import conformed
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
 from kvsm.cli import main
 from kvsm.cli.conform_targets import BUILT_IN
-from kvsm.cli.conform_worker import Message, TargetWorker, WorkOrder, shape_of
+from kvsm.cli.conform_worker import (
+    HangWatch,
+    Heartbeat,
+    Message,
+    RunBegan,
+    RunEnded,
+    StepsMade,
+    TargetWorker,
+    WorkOrder,
+    shape_of,
+)
 from kvsm.cli.exit_codes import ExitCode
+from kvsm.errors import PropertyBroken
 from kvsm.properties import Property
+from kvsm.system.stopping import watching_steps
 
 HERE = Path(conformed.__file__).parent
 
@@ -134,6 +147,69 @@ def test_processes_that_a_target_has_started_neither_hide_its_end_nor_outlive_it
     assert select.select([here], [], [], 10)[0]
     assert os.read(here, 1) == b""
     os.close(here)
+
+
+class Time:
+    """A clock that the test sets."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_run_is_silent_only_if_no_step_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run may take any time: what counts is the time since the last step."""
+    module, clock = import_module("kvsm.cli.conform"), Time()
+    monkeypatch.setattr(module, "monotonic", clock)
+    here, there = os.pipe()
+    with tempfile.TemporaryFile() as errors, subprocess.Popen(["sleep", "60"], start_new_session=True) as one:
+        worker = module._Worker(one, here, errors)
+        messages = worker.messages(240, SimpleNamespace(is_made=lambda: False))
+        os.write(there, msgspec.json.encode(RunBegan(0)) + b"\n")
+        assert next(messages) == RunBegan(0)
+        for _ in range(10):
+            clock.now += 239
+            os.write(there, msgspec.json.encode(StepsMade()) + b"\n")
+            assert next(messages) == StepsMade()
+        assert not worker.is_silent
+        clock.now += 241
+        assert next(messages, None) is None
+        assert worker.is_silent
+        assert worker.how_it_ended() == "the process made no step for 240 s"
+        worker.end()
+    os.close(here)
+    os.close(there)
+
+
+@pytest.mark.parametrize("target", ["conformed:LendsOnly", "conformed:OnlyLooks", "conformed:TwoFaults"])
+def test_each_step_of_a_run_and_of_a_reduction_is_a_sign_of_life(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a world and of a machine, whether or not a case is counted."""
+    monkeypatch.setattr("kvsm.cli.conform_worker.BEAT_S", 0.0)
+    sent: list[Message] = []
+    order = WorkOrder(target=target, config={}, seed=1, seconds=0, reduce_seconds=5)
+    with watching_steps(Heartbeat(sent.append).step):
+        TargetWorker(order, sent.append).work()
+    ended = next(place for place, message in enumerate(sent) if isinstance(message, RunEnded))
+    run, reduction = sent[:ended], sent[ended:]
+    assert run.count(StepsMade()) >= sent[ended].operations > 0  # type: ignore[union-attr]
+    assert (StepsMade() in reduction) is (target == "conformed:TwoFaults")
+
+
+def test_a_step_without_a_case_is_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvsm.cli.conform_worker.total_counted", lambda: cases)
+    heartbeat, cases = Heartbeat(lambda _: None), 0
+    watch = HangWatch(heartbeat)
+    watch.look()
+    watch.look()  # A target is imported.
+    cases = 1
+    watch.look()
+    heartbeat.step()
+    watch.look()
+    with pytest.raises(PropertyBroken, match=r"progress \(S9\): a call has not returned after"):
+        watch.look()
 
 
 @pytest.mark.parametrize(("machine", "says"), [("Exits", r"os.\_exit(7)"), ("ExitsNicely", "SystemExit: 3")])

@@ -136,5 +136,12 @@ class NeedsArguments(RuleBasedStateMachine):
         pass
 
 
+class OnlyLooks(NeedsArguments):
+    """Its rules do nothing, and no check counts a case."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+
 class HasNoRules(RuleBasedStateMachine):
     pass
