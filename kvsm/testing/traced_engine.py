@@ -1,4 +1,5 @@
-"""The small engine of a machine, with a record of the calls that touched each block of its memory."""
+"""The small engine of a machine: it records the calls that touched each block of its memory, and counts the
+cases of its checks."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from kvsm.events import Direction
 from kvsm.ids import to_list
 from kvsm.properties import Property
 from kvsm.testing.block_history import Block, BlockHistory
+from kvsm.testing.offload_cases import count_allocation, count_match
 from kvsm.testing.under_test import Call
 
 
@@ -44,6 +46,22 @@ class TracedEngine(SmallEngine):
                     f"engine freed them when it finished: {answer}",
                 )
         super().take_results(results)
+
+    def _ask(self, request: SmallRequest, local: int) -> int | None:
+        count_match(self, request, local)
+        return super()._ask(request, local)
+
+    def _grow(self, request: SmallRequest, end: int) -> list[list[int]] | None:
+        before, added = len(self.fresh), super()._grow(request, end)
+        if len(self.fresh) > before:
+            count_allocation(self, request.tables)
+        return added
+
+    def _allocate(self, hits: list[list[int]], end: int, total: int) -> list[list[int]] | None:
+        before, tables = len(self.fresh), super()._allocate(hits, end, total)
+        if tables is not None and len(self.fresh) > before:
+            count_allocation(self, tables)
+        return tables
 
     def slot_of(self, place: int) -> Block:
         """The slot of a block in host memory. A slot holds a chunk of blocks."""
