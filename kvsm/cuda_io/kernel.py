@@ -8,6 +8,9 @@ for a layout, and the pairs of a transfer, 8 bytes each, which it reads from pag
 from __future__ import annotations
 
 import ctypes
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -108,15 +111,8 @@ def compile_copy_kernel(compute_capability: tuple[int, int]) -> bytes:
     older device, and the driver compiles it. Raises `ConfigError` if NVRTC is missing, fails, or supports
     only newer devices.
     """
-    try:
-        from cuda.bindings import nvrtc  # needed only with a GPU
-
-        known = _checked(nvrtc, nvrtc.nvrtcGetSupportedArchs())
-    except (ImportError, RuntimeError) as error:  # RuntimeError: the bindings without their library
-        raise ConfigError(
-            f"the copy kernel needs NVRTC, and it cannot be loaded ({error}); install it with "
-            "pip install 'kvsm[cuda]', or force another path"
-        ) from error
+    nvrtc = load_nvrtc()
+    known = _checked(nvrtc, nvrtc.nvrtcGetSupportedArchs())
     wanted = compute_capability[0] * 10 + compute_capability[1]
     older = [capability for capability in known if capability <= wanted]
     if not older:
@@ -127,6 +123,41 @@ def compile_copy_kernel(compute_capability: tuple[int, int]) -> bytes:
     exact = wanted in known
     option = f"--gpu-architecture={'sm' if exact else 'compute'}_{max(older)}"
     return _compiled(nvrtc, option, exact)
+
+
+def load_nvrtc() -> Any:
+    """Return the module of cuda-bindings for NVRTC, after loading its library. Raises `ConfigError`.
+
+    cuda-bindings finds the library in the site-packages of this Python, but not in other directories of
+    `sys.path`: of `pip install --target`, or of an environment that a `.pth` file adds.
+    """
+    try:
+        from cuda.bindings import nvrtc  # needed only with a GPU
+
+        try:
+            nvrtc.nvrtcVersion()
+        except RuntimeError:  # the library was not found
+            if not _load_library(sys.path):
+                raise
+            nvrtc.nvrtcVersion()
+    except (ImportError, RuntimeError) as error:
+        raise ConfigError(
+            f"the copy kernel needs NVRTC, and it cannot be loaded ({error}); install it with "
+            "pip install 'kvsm[cuda]', or force another path"
+        ) from error
+    return nvrtc
+
+
+def _load_library(directories: Iterable[str]) -> bool:
+    """Load NVRTC from a package in these directories. Returns whether it was found. Then cuda-bindings uses
+    the loaded library."""
+    for name in ("libnvrtc.so.13", "libnvrtc.so.12"):
+        for directory in directories:
+            for path in Path(directory).glob(f"nvidia/*/lib/{name}"):
+                with suppress(OSError):
+                    ctypes.CDLL(str(path))
+                    return True
+    return False
 
 
 def _compiled(nvrtc: Any, option: str, machine_code: bool) -> bytes:

@@ -32,6 +32,7 @@ from kvsm.cuda_io.kernel import (
     grid,
     kernel_pairs,
     kernel_parts,
+    load_nvrtc,
     vector_bytes,
 )
 from kvsm.errors import ConfigError
@@ -195,12 +196,10 @@ def test_thousands_of_small_fragments_need_few_bytes_of_table() -> None:
 
 @pytest.fixture(scope="session")
 def nvrtc() -> Any:
-    nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="needs cuda-bindings")
     try:
-        nvrtc.nvrtcVersion()
-    except RuntimeError:
-        pytest.skip("needs NVRTC")
-    return nvrtc
+        return load_nvrtc()
+    except ConfigError as error:
+        pytest.skip(str(error))
 
 
 @pytest.mark.usefixtures("nvrtc")
@@ -224,6 +223,29 @@ def test_kernel_is_intermediate_code_for_a_later_device() -> None:
 def test_device_older_than_the_compiler_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"the device has 3.5; install the NVRTC of an earlier CUDA"):
         compile_copy_kernel((3, 5))
+
+
+OUTSIDE = """
+import site, sys
+found = {path!r}
+site.getsitepackages = lambda *_: []
+site.ENABLE_USER_SITE = False
+sys.path += [found] * (found not in sys.path)
+from kvsm.cuda_io.kernel import compile_copy_kernel
+print(compile_copy_kernel((9, 0))[1:4].decode())
+"""
+
+
+def test_nvrtc_is_found_outside_of_site_packages() -> None:
+    """As `pip install --target` and PYTHONPATH leave it. cuda-bindings alone does not find it there."""
+    pytest.importorskip("cuda.bindings.nvrtc", reason="needs cuda-bindings")
+    places = [path for path in sys.path if list(Path(path).glob("nvidia/*/lib/libnvrtc.so.1[23]"))]
+    if not places:
+        pytest.skip("needs NVRTC as a Python package")
+    program = OUTSIDE.format(path=places[0])
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout == "ELF\n"
 
 
 def test_missing_compiler_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
