@@ -116,6 +116,12 @@ class Property(Enum):
         "one token left",
         "A match never covers the whole prompt: at least one token remains to compute.",
     )
+    STORED_SO_SERVED = (
+        "S19",
+        "stored, so served",
+        "Each match is as long as device, host and disk can serve at that moment, and each stored block is "
+        "served to a prompt that asks for it, also after a restart or a hand-over.",
+    )
 
     title: str
     """The name for people: "no reuse in flight"."""

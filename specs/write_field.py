@@ -148,6 +148,7 @@ walk proves nothing about cases that did not arise.
 | **x** | broken: the page of the target has the steps |
 | (x) | known to be broken, but not found in this walk: see [findings.md](findings.md) or the page |
 | o | not exercised: no such case arose |
+| ? | not asked: the property is newer than the walk |
 | | not applicable: the page of the target says why |
 
 """
@@ -160,7 +161,8 @@ def _overview(kept: dict[str, ConformAnswer]) -> str:
     lines += [f"| target | {' | '.join(one.id for one in Property)} |", f"| --- |{' --- |' * len(Property)}"]
     entries = [entry for entry in FIELD if entry.name in kept]
     for entry in entries:
-        marks = [_mark(entry, one) for one in kept[entry.name].properties]
+        verdicts = {one.property_id: one for one in kept[entry.name].properties}
+        marks = [_mark(entry, verdicts.get(one.id)) for one in Property]
         lines.append(f"| [{_name(entry)}](field/{entry.name}.md) | {' | '.join(marks)} |")
     lines += ["", "[properties.md](properties.md) says what each property is.", "", "## Commands", ""]
     lines += ["| target | date | walked | command |", "| --- | --- | --- | --- |"]
@@ -190,7 +192,9 @@ _KNOWN = {
 have, and defects that the note of a page names."""
 
 
-def _mark(entry: Entry, verdict: PropertyVerdict) -> str:
+def _mark(entry: Entry, verdict: PropertyVerdict | None) -> str:
+    if verdict is None:
+        return "?"
     known = Property(verdict.property_id) in _KNOWN.get(entry.target, ())
     return "(x)" if known and verdict.verdict != BROKEN else _MARKS.get(verdict.verdict, "")
 

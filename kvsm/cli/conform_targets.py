@@ -207,6 +207,7 @@ _SCHEDULERS = {
     Property.FULL_OFFLOAD: "a scheduler decides it",
     Property.LAST_STEP: "a scheduler decides it",
     Property.ONE_TOKEN_LEFT: "a scheduler decides it",
+    Property.STORED_SO_SERVED: "a scheduler decides it",
 }
 _OF_CONNECTORS = {
     Property.CONSERVATION: "the connector's state is not visible; lost host blocks break one release per "

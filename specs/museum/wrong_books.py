@@ -595,6 +595,7 @@ NOT_IN_BOOKS = {
     Property.FULL_OFFLOAD: "it takes the engine's requests",
     Property.LAST_STEP: "it takes the engine's steps",
     Property.ONE_TOKEN_LEFT: "it takes the engine's prompts",
+    Property.STORED_SO_SERVED: "it takes the engine's prompts",
 }
 
 

@@ -64,8 +64,8 @@ def test_figures_of_the_museum() -> None:
     assert f"in {min(steps)} to {max(steps)} steps, and half of them in at most {median(steps):g}" in TEXT
     assert f"{len(MUTANTS)} mutants" in TEXT
     assert f"{len(FOUND_MUTANTS)} are found" in TEXT
-    assert len(Property) == 18
-    assert "eighteen properties" in TEXT
+    assert len(Property) == 19
+    assert "nineteen properties" in TEXT
 
 
 def test_figures_of_the_control_plane() -> None:

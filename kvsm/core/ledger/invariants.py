@@ -30,7 +30,8 @@ The other properties need more than a ledger and its log:
 - every call is legal (S8): the tests of the core make every call;
 - determinism (S11) needs two runs;
 - order of copies (S12) and correct bytes (S15) need the copies themselves;
-- full offload (S16), flush at last step (S17) and one token left (S18) need the engine's prompts and steps;
+- full offload (S16), flush at last step (S17), one token left (S18) and stored, so served (S19) need the
+  engine's prompts and steps;
 - the engine's part of two properties: a request learns what to recompute (S6), and a skipped block is offered
   again (S13).
 """
