@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvsm.core.offloader import Offloader, PendingHit
+from kvsm.core.offloader import LookupResult, Offloader, PendingHit
 from kvsm.errors import LimitReached
 from kvsm.ids import listed
 from kvsm.states.request import MATCHED
@@ -99,13 +99,19 @@ class Fetches:
         return [hit for name, hit in hits.items() if name in deferred and deferred[name].awaits == transfer]
 
     def match(self, hits: Sequence[PendingHit]) -> None:
-        """Match each request whose hit is now complete on the host."""
+        """Match each request whose hit is now complete on the host.
+
+        A key that was missing when the copy began may be readable by now: then none is named. The request
+        asks again in the next step, and is served it then.
+        """
         ledger = self._host.ledger
         for hit in hits:
             slots = [ledger.index.get(key, -1) for key in hit.keys]
             if all(slot >= 0 and ledger.readable(slot) for slot in slots):
+                came = hit.missed is not None and self._host.lookup(hit.missed) is LookupResult.HIT
+                missed = None if came else hit.missed
                 try:
-                    self._host.pin(hit.request, slots, hit.missed, hit.asked, hit.on_device, hit.on_host)
+                    self._host.pin(hit.request, slots, missed, hit.asked, hit.on_device, hit.on_host)
                 except LimitReached:
                     continue  # the request asks again, and gets this error then
                 self._matched[hit.request] = None

@@ -488,6 +488,24 @@ def _matches_twice(ledger: Ledger) -> OffloadingEvent | None:
     return None
 
 
+def _served_less(ledger: Ledger, kind: type[OffloadingEvent], *fields: object) -> OffloadingEvent | None:
+    """Return an event of this kind for a new request; it ends with the key of a stored block as missing."""
+    slot = next((slot for slot, _, _ in _slots_in(ledger, BlockState.STORED)), None)
+    return None if slot is None else _event(ledger, kind, "stranger", *fields, ledger.key_of[slot])
+
+
+def _serves_less(ledger: Ledger) -> OffloadingEvent | None:
+    return _served_less(ledger, ev.HitMatched, ())
+
+
+def _admits_less(ledger: Ledger) -> OffloadingEvent | None:
+    return _served_less(ledger, ev.RequestAdmitted, 1, 0, 0)
+
+
+def _serves_less_unnamed(ledger: Ledger) -> OffloadingEvent:
+    return _event(ledger, ev.HitMatched, "stranger", (), None, 1, None, 0)
+
+
 def _first_submitted(ledger: Ledger) -> TransferRecord | None:
     return next(
         (transfer for transfer in ledger.transfers.values() if transfer.state is TransferState.SUBMITTED),
@@ -580,6 +598,9 @@ WRONG_EVENTS = (
     WrongEvent(Property.STALE_REPORTS, "a transfer is cancelled under way", _cancels_submitted),
     WrongEvent(Property.STALE_REPORTS, "a transfer is lost before it left", _loses_planned),
     WrongEvent(Property.STORED_ONCE, "the cursors of a request go back", _cursor_goes_back),
+    WrongEvent(Property.STORED_SO_SERVED, "a match ends at a key that can be read", _serves_less),
+    WrongEvent(Property.STORED_SO_SERVED, "an admission ends at a key that can be read", _admits_less),
+    WrongEvent(Property.STORED_SO_SERVED, "a match ends before its keys do", _serves_less_unnamed),
 )
 
 NUMBERS = {"one event before it is missing": 2, "it comes a second time": 0, "it is of the past": -1}
@@ -595,7 +616,6 @@ NOT_IN_BOOKS = {
     Property.FULL_OFFLOAD: "it takes the engine's requests",
     Property.LAST_STEP: "it takes the engine's steps",
     Property.ONE_TOKEN_LEFT: "it takes the engine's prompts",
-    Property.STORED_SO_SERVED: "it takes the engine's prompts",
 }
 
 

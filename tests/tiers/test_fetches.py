@@ -87,6 +87,21 @@ def test_what_has_come_is_still_there_when_its_request_loads_it() -> None:
     tiers.check()
 
 
+@pytest.mark.parametrize("stored", [False, True])
+def test_the_match_at_the_end_of_a_copy_names_only_a_key_that_is_missing_then(stored: bool) -> None:
+    """Stored, so served (S19): another request may store the missing key while the copy is in flight."""
+    tiers = fetching(2)
+    awaited = tiers.tier.fetch(PendingHit("r", KEYS[:2], missed=KEYS[2]))
+    assert awaited is not None
+    assert tiers.host.defer("r", awaited)
+    if stored:
+        tiers.store(KEYS[2:3])
+    tiers.end(loads(tiers)[0])
+    (match,) = [event for event in tiers.log if isinstance(event, HitMatched) and event.request == "r"]
+    assert match.missed == (None if stored else KEYS[2])
+    tiers.check()
+
+
 def test_what_the_host_has_of_a_hit_is_held_while_the_rest_comes() -> None:
     tiers = fetching(3)
     ask(tiers, "one", KEYS[:1])

@@ -52,7 +52,8 @@ class Tiers:
             policy=policy,
         )
         config = host_config(config, places)
-        self.host = Offloader(config)
+        self.log = MemoryLog()
+        self.host = Offloader(config, self.log)
         self.disk = Offloader(disk_config(config, disk, policy))
         self.voids: list[str | None] = []
         self.tier = DiskTier(self.host, self.disk, self.voids.append, places, writes=writes)

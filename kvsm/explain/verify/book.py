@@ -128,6 +128,7 @@ class Book:
     def _matched(self, event: ev.HitMatched) -> None:
         self._now_slots = slots = _ids(event.slots)
         self._now_asks = (event.request,)
+        self._must_serve(event)
         if not slots:
             return
         book = self._slots
@@ -143,6 +144,37 @@ class Book:
             message = f"request {event.request} matches again while it holds its last match"
             self._breaks(Property.MATCH_HOLDS, message, *slots)
         self._matches[event.request] = event.seq, slots
+
+    def _must_serve(self, event: ev.HitMatched) -> None:
+        """Check that the answer ends for a reason: at a key that cannot be read, or where the keys end.
+
+        Without `on_device`, `asked` counts only the blocks that were looked up.
+        """
+        if event.missed is not None:
+            self._must_lack(event.request, event.missed)
+        elif event.on_device is None and (event.on_host or 0) < (event.asked or 0):
+            message = (
+                f"request {event.request} is served {event.on_host or 0} of the {event.asked} blocks that it "
+                f"asks for, and the event names no key that is missing"
+            )
+            self._broken.append(Violation(Property.STORED_SO_SERVED, message, requests=(event.request,)))
+
+    def _admitted(self, event: ev.RequestAdmitted) -> None:
+        """Check the answer that counts: a lookup with an equal answer has no `HitMatched` of its own.
+
+        An admission without counts was recorded later than its lookup (`kvsm.vllm.manager_recorder`).
+        """
+        if event.missed is not None and event.asked is not None:
+            self._must_lack(event.request, event.missed)
+
+    def _must_lack(self, request: str, key: bytes) -> None:
+        """Check that this key, which a request is not served, cannot be read."""
+        slot = self._held.get(key)
+        if slot is not None and self._slots[slot][0] in READABLE:
+            message = (
+                f"request {request} is not served key {key.hex()}, but slot {slot} holds it and can be read"
+            )
+            self._broken.append(Violation(Property.STORED_SO_SERVED, message, (slot,), requests=(request,)))
 
     def _deferred(self, event: ev.RequestDeferred) -> None:
         self._waits[event.request] = event.transfer, event.until
@@ -616,6 +648,6 @@ HANDLERS: dict[type[OffloadingEvent], Callable[[Book, Any], None]] = {
     ev.OffersCounted: Book._offers_counted,
     ev.BlocksRewritten: Book._rewritten,
     ev.Restarted: Book._restarted,
-    ev.RequestAdmitted: Book._changes_nothing,
+    ev.RequestAdmitted: Book._admitted,
 }
 """The method that follows each kind of event."""

@@ -146,6 +146,10 @@ WRONG: list[tuple[str, Callable[[Life], list[OffloadingEvent]]]] = [
     (Property.EVENTS_ARE_STATE, lambda life: [ev.RequestFinished(*head(life), "nobody")]),
     (Property.EVENTS_ARE_STATE, lambda life: [ev.Ticked(*head(life), 7)]),
     (Property.EVENTS_ARE_STATE, lambda life: [ev.CacheReset(*head(life), 7)]),
+    (Property.STORED_SO_SERVED, lambda life: [ev.HitMatched(*head(life), "r3", (), key(0), 2, 0, 0)]),
+    (Property.STORED_SO_SERVED, lambda life: [ev.HitMatched(*head(life), "r3", (0,), key(1), 3, None, 1)]),
+    (Property.STORED_SO_SERVED, lambda life: [ev.HitMatched(*head(life), "r3", (0,), None, 2, None, 1)]),
+    (Property.STORED_SO_SERVED, lambda life: [ev.RequestAdmitted(*head(life), "r1", 2, 0, 1, key(1))]),
 ]
 
 
@@ -162,6 +166,35 @@ def test_an_event_that_cannot_be_is_found_and_named(
     assert {violation.property for violation in found.violations} == {property}
     assert found.breakage.event == len(life.events) + 1
     assert f" event {found.breakage.event} step " in found.breakage.led_there[-1]
+
+
+def test_what_is_not_served_is_named(tmp_path: Path) -> None:
+    """The answer to r3 ends at a key that r1 has matched: the violation names r3, the key and its slot."""
+    life = scene(host_blocks=5)
+    short = ev.HitMatched(*head(life), "r3", (0,), key(1), 3, None, 1)
+    found = verify_log(written(tmp_path / "log", life, [*life.events, short]))
+    [violation] = found.violations
+    assert (violation.slots, violation.requests) == ((1,), ("r3",))
+    assert key(1).hex() in violation.message
+
+
+def answers_that_end_for_a_reason(life: Life) -> list[OffloadingEvent]:
+    """At a key in flight, at a key that is not on the host, and at a limit that the log does not know."""
+    seq, step, wall = head(life)
+    return [
+        ev.HitMatched(seq, step, wall, "r3", (0, 1), key(2), 3, None, 2),
+        ev.HitMatched(seq + 1, step, wall, "r4", (), key(9), 3, 0, 0),
+        ev.HitMatched(seq + 2, step, wall, "r5", (0,), None, 3, 0, 1),
+        ev.RequestAdmitted(seq + 3, step, wall, "r4", 3, 0, 0, key(9)),
+        ev.RequestAdmitted(seq + 4, step, wall, "r4", None, None, None, key(1)),
+    ]
+
+
+def test_an_answer_may_end_at_what_cannot_be_read_or_at_a_limit(tmp_path: Path) -> None:
+    life = scene(host_blocks=5)
+    events = [*life.events, *answers_that_end_for_a_reason(life)]
+    found = verify_log(written(tmp_path / "log", life, events))
+    assert found.violations == ()
 
 
 def after_failed_store(life: Life) -> list[OffloadingEvent]:
