@@ -249,6 +249,11 @@ MUTANTS: dict[str, tuple[Mutant, str, str]] = {
         "cancel",
         "one release per hold (S4)",
     ),
+    "a cancelled store keeps its key": (
+        without_effect("cancel", on="block"),
+        "cancel",
+        "stored, so served (S19)",
+    ),
     "the end of a transfer keeps its copies": (
         without_effect("end_good", on="copy_transfer"),
         "end_good",

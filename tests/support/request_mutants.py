@@ -18,6 +18,7 @@ from kvsm.states import (
     MACHINES,
     REQUEST,
     TRANSFER,
+    BlockState,
     BlockTrigger,
     Machine,
     RequestState,
@@ -124,6 +125,10 @@ def pinned_can_be_evicted(row: Row) -> Row:
     return replace(row, when={}) if row.trigger is BlockTrigger.EVICT else row
 
 
+def cancelled_plan_stays(row: Row) -> Row:
+    return replace(row, target=BlockState.ALLOCATED) if row.trigger is BlockTrigger.CANCEL else row
+
+
 def failure_is_success(row: Row) -> Row:
     late = row.target is TransferState.FAILED and row.trigger is TransferTrigger.REPORT_GOOD
     return replace(row, target=TransferState.COMPLETED) if late else row
@@ -142,6 +147,7 @@ def broken_action(names: str, *changes: Change) -> Declaration:
 
 S3, S4, S6 = Property.NO_REUSE_IN_FLIGHT, Property.ONE_RELEASE_PER_HOLD, Property.FAILURE_IS_NOT_SUCCESS
 S7, S8, S9 = Property.MATCH_HOLDS, Property.LEGAL_CALLS, Property.PROGRESS
+S19 = Property.STORED_SO_SERVED
 ENDS = "end_good end_bad cancel lose"
 KEEPS_PINS = without("block"), without("hold_slot"), without("hold_request")
 MISTAKES = (
@@ -179,6 +185,13 @@ MISTAKES = (
         S4,
         "finish",
         str(S4),
+    ),
+    Mistake(
+        "a cancelled store keeps its slot",
+        broken_table(BLOCK, cancelled_plan_stays),
+        S19,
+        "cancel",
+        str(S19),
     ),
     Mistake(
         "a preemption forgets a load",

@@ -22,6 +22,7 @@ from kvsm.check.protocol.terms import (
     ForAll,
     If,
     InState,
+    Param,
     Term,
     Total,
     all_of,
@@ -88,6 +89,11 @@ def _claims_of_books(state: ProtocolState) -> tuple[Claim, ...]:
             "No slot that can be read dates from before the last reset.",
             ForAll(s, implies(readable, state.old[s].equals(FALSE))),
         ),
+        Claim(
+            Property.STORED_SO_SERVED,
+            "A slot that the index names can be read, or a live store writes it.",
+            indexed_is_served(block, Exists(t, state.stores(t) & state.touches_slot(t, s)), s),
+        ),
     )
 
 
@@ -116,6 +122,15 @@ def _claims_of_bytes(state: ProtocolState) -> tuple[Claim, ...]:
             ForAll(d, ForAll(w, implies(in_use, content.equals(state.key[d])))),
         ),
     )
+
+
+def indexed_is_served(block: Term, is_stored: Term, s: Param) -> Term:
+    """Each indexed slot can be read, unless a store of it is live. is_stored: whether there is such a store.
+
+    An indexed key is not stored again, so a block that no match could ever pin would keep its key from being
+    served.
+    """
+    return ForAll(s, implies(InState(block, INDEXED), InState(block, READABLE) | is_stored))
 
 
 def fits_transfer(block: Term, transfer: Term, stores: Term) -> Term:

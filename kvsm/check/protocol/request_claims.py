@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvsm.check.protocol.claims import fits_transfer
+from kvsm.check.protocol.claims import fits_transfer, indexed_is_served
 from kvsm.check.protocol.offload_state import READABLE, REPORT, UNUSED, VOIDED
 from kvsm.check.protocol.request_scope import RequestScope
 from kvsm.check.protocol.request_state import NOTE, PATIENCE, RequestProtocolState
@@ -74,6 +74,11 @@ def always(state: RequestProtocolState) -> tuple[Claim, ...]:
             Property.PROGRESS,
             "A request that waits will wake: it waits for a live transfer, and its wait has a bound.",
             _will_wake(state),
+        ),
+        Claim(
+            Property.STORED_SO_SERVED,
+            "A slot that the index names can be read, or a live store writes it.",
+            indexed_is_served(block, Exists(t, state.stores(t) & state.touches_slot(t, s)), s),
         ),
     )
 
