@@ -1,16 +1,18 @@
 """The end of a run: the checks of an engine at rest, and its shutdown.
 
-Three actions on the way to rest, in this order:
+Four actions on the way to rest, in this order:
 
 =========  ====================================================================================
+ask        ask the connector for each prompt of the run, and compare each answer with the
+           longest one (`served_prompts.py`, S19)
 probe      compare the published KV events with the content of device and host (S10)
 fill       replace all blocks of the host by those of new requests. If the host of a fresh
            engine then has more of their blocks, host slots were lost (S4)
 shutdown   shut down both sides of the connector: no error (S8), and all threads end (S9)
 =========  ====================================================================================
 
-Like any request, `probe` and `fill` change the state of a connector. So they are actions, and belong to the
-recorded run.
+Like any request, `ask`, `probe` and `fill` change the state of a connector. So they are actions, and belong
+to the recorded run.
 """
 
 from __future__ import annotations
@@ -18,10 +20,8 @@ from __future__ import annotations
 import threading
 from typing import Any, Protocol
 
-from vllm import SamplingParams
 from vllm.v1.request import Request, RequestStatus
 
-from kvsm.check.vllm_fuzz.configs import hasher
 from kvsm.check.vllm_fuzz.host_probe import (
     FILLED_BLOCKS,
     AskedBlock,
@@ -29,9 +29,12 @@ from kvsm.check.vllm_fuzz.host_probe import (
     fillers,
     is_all_there_is,
     may_be_filled,
+    new_request,
+    repeated,
 )
-from kvsm.check.vllm_fuzz.kv_event_check import PublishedEvents
-from kvsm.check.vllm_fuzz.shape import BLOCK_TOKENS, MOST_TOKENS, VOCABULARY, EngineShape
+from kvsm.check.vllm_fuzz.kv_event_check import EventName, PublishedEvents
+from kvsm.check.vllm_fuzz.served_prompts import ServedPrompts
+from kvsm.check.vllm_fuzz.shape import BLOCK_TOKENS, VOCABULARY, EngineShape
 from kvsm.check.worlds.check_counts import count_case
 from kvsm.check.worlds.world import Action
 from kvsm.errors import PropertyBroken
@@ -51,6 +54,9 @@ class EndedEngine(Protocol):
     scheduler: Any
     ranks: list[Any]
     asked: dict[str, Request]
+
+    may_have_lost_stores: bool
+    surely_stored: set[str]
 
     @property
     def lost_host_blocks(self) -> int: ...
@@ -75,12 +81,21 @@ class Ending:
             self._left.insert(0, ("fill",))
         if self._events is not None:
             self._left.insert(0, ("probe",))
+        self._left.insert(0, ("ask",))
         self._probes = 0
         self.is_over = False
 
     def next(self) -> Action | None:
         """The next action at rest; None after the shutdown."""
         return self._left[0] if self._left else None
+
+    def ask(self) -> bool:
+        """Compare each answer to a prompt of the run with the longest one."""
+        self._done("ask")
+        events = self._events.stored_on_host() if self._events is not None else set[EventName]()
+        ServedPrompts(self._engine, events).check()
+        self._engine.to_rest()
+        return True
 
     def probe(self) -> bool:
         """Compare the published events with the content of device and host. False if none are published."""
@@ -154,9 +169,7 @@ class Ending:
     def _asked(self, name: str, like: Request) -> list[AskedBlock]:
         """The blocks of a new request, whose prompt is this one's prompt and answer, and their matches."""
         engine = self._engine
-        # Append a token, because a match always leaves one to compute.
-        prompt = [*like.all_token_ids[: MOST_TOKENS - 1], 0]
-        request = _request(f"probe{self._probes}", prompt, like.cache_salt, like.lora_request)
+        request = repeated(f"probe{self._probes}", like)
         self._probes += 1
         with engine.calling(f"a request like {name} waits, and is aborted"):
             engine.scheduler.add_request(request)
@@ -178,7 +191,7 @@ def filled(engine: EndedEngine) -> int:
     found = 0
     with engine.calling("a request waits, and is aborted"):
         for number, prompt in enumerate(prompts):
-            request = _request(f"again{number}", prompt)
+            request = new_request(f"again{number}", prompt)
             engine.scheduler.add_request(request)
             found += sum(block.is_matched is True for block in asked_blocks(engine.scheduler, request, ""))
             engine.scheduler.finish_requests(request.request_id, RequestStatus.FINISHED_ABORTED)
@@ -193,8 +206,3 @@ def _is_matched_alone(shape: EngineShape) -> bool:
     the host only as a part of another prompt's chunk.
     """
     return shape.windows_of_groups == (0,) and shape.extra.get("blocks_per_chunk", 1) == 1
-
-
-def _request(name: str, prompt: list[int], salt: str | None = None, adapter: Any = None) -> Request:
-    sampling = SamplingParams(max_tokens=1, ignore_eos=True, temperature=0)
-    return Request(name, prompt, sampling, None, lora_request=adapter, block_hasher=hasher(), cache_salt=salt)

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from vllm import SamplingParams
 from vllm.v1.request import Request
 
-from kvsm.check.vllm_fuzz.shape import BLOCK_TOKENS, EngineShape
+from kvsm.check.vllm_fuzz.configs import hasher
+from kvsm.check.vllm_fuzz.shape import BLOCK_TOKENS, MOST_TOKENS, EngineShape
 
 FILLED_BLOCKS = 3
 """Blocks of each request that fills the host. Even the smallest host pool can hold them all."""
@@ -37,6 +39,23 @@ class AskedBlock(NamedTuple):
     text: str
     is_matched: bool | None
     ends_a_match: bool
+
+
+def new_request(name: str, prompt: list[int], salt: str | None = None, adapter: Any = None) -> Request:
+    """Make a request for one token."""
+    sampling = SamplingParams(max_tokens=1, ignore_eos=True, temperature=0)
+    return Request(name, prompt, sampling, None, lora_request=adapter, block_hasher=hasher(), cache_salt=salt)
+
+
+def twin_of(name: str, like: Request) -> Request:
+    """Make a request whose prompt is the prompt and the answer of another one."""
+    return new_request(name, list(like.all_token_ids), like.cache_salt, like.lora_request)
+
+
+def repeated(name: str, like: Request) -> Request:
+    """Make a twin with one more token, because a match always leaves one to compute."""
+    prompt = [*like.all_token_ids[: MOST_TOKENS - 1], 0]
+    return new_request(name, prompt, like.cache_salt, like.lora_request)
 
 
 def ask(scheduler: Any, request: Request, computed: int) -> int | None:

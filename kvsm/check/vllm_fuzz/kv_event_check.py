@@ -76,6 +76,11 @@ class PublishedEvents:
         self._manager.take_events = self._device_events
         self._connector.take_events = self._host_events
 
+    def stored_on_host(self) -> set[EventName]:
+        """Return the blocks that the connector's events say are stored, in all readings."""
+        self._host_events()
+        return _in_all(self._host)
+
     def check_device(self) -> None:
         """Compare the device's events with the cached blocks of vLLM's pool. Raises `PropertyBroken`."""
         self._device_events()
@@ -98,9 +103,7 @@ class PublishedEvents:
         if not self._host_has_published:
             return
         surely_there, maybe_there = _in_all(self._host), _in_any(self._host)
-        known: dict[EventName, AskedBlock] = {
-            (0, maybe_convert_block_hash(block.hash)): block for block in asked
-        }
+        known: dict[EventName, AskedBlock] = {event_name(0, block.hash): block for block in asked}
         for name, block in known.items():
             if block.ends_a_match and name not in maybe_there:
                 raise _broken(
@@ -134,6 +137,11 @@ class PublishedEvents:
             for reading in self._host:
                 reading.take(event)
         return events
+
+
+def event_name(group: int, block_hash: bytes) -> EventName:
+    """Return the name of a block in events."""
+    return group, maybe_convert_block_hash(block_hash)
 
 
 def _names(event: Any) -> Iterable[EventName]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvsm.check.vllm_fuzz.twin_asks import parts_of
 from kvsm.check.worlds.longest_hit import watch_answers
 from kvsm.vllm.scheduler_side import SchedulerSide
 
@@ -13,8 +14,9 @@ def watch_hits(connector: Any) -> None:
 
     Other connectors are not checked, nor engines with a disk tier, where a longer hit may exist.
 
-    connector: the scheduler side of a connector of vLLM.
+    connector: the scheduler side of a connector of vLLM, or a MultiConnector with kvsm's as a child.
     """
-    side = getattr(connector, "_side", None)
-    if isinstance(side, SchedulerSide) and side._disk is None:
-        watch_answers(side._scheduler)
+    for part in parts_of(connector):
+        side = getattr(part, "_side", None)
+        if isinstance(side, SchedulerSide) and side._disk is None:
+            watch_answers(side._scheduler)

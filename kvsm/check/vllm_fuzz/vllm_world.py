@@ -14,8 +14,8 @@ step from schedule to deliver fail RANK WHAT                             the nex
 rank late RANK STEPS                            the reports of the next STEPS steps of this rank are held back
 double RANK                                the report of its next step is repeated in the step after it lose
 RANK WHAT                             the next copy of a kind hangs on this rank, and is never reported slow
-`transfer_timeout_s` passes before the copies in flight have ended probe, fill, shutdown
-the end of a run: `ending.py` says what they check =========================================
+`transfer_timeout_s` passes before the copies in flight have ended ask, probe, fill,
+shutdown  the end of a run: `ending.py` says what they check =========================================
 ======================================================
 
 Checked: each step reads the KV that was computed for its tokens (correct bytes, S15). Readable blocks of
@@ -59,6 +59,7 @@ from kvsm.check.vllm_fuzz.recorded import record_manager, recording
 from kvsm.check.vllm_fuzz.shape import MOST_TOKENS, VOCABULARY, EngineShape
 from kvsm.check.vllm_fuzz.stand_ins import install, shared_memory_of
 from kvsm.check.vllm_fuzz.stored_bytes import StoredBytes
+from kvsm.check.vllm_fuzz.twin_asks import TwinAsks
 from kvsm.check.vllm_fuzz.word_model import EngineStep, KnownTokens, ModelRunner
 from kvsm.check.worlds.check_counts import count_case
 from kvsm.check.worlds.world import Action
@@ -103,6 +104,13 @@ class VllmWorld:
         self._ending: Ending | None = None
         self._stored: StoredBytes | None = None
         self._lost = LostCopies(shape)
+        self.may_have_lost_stores = False
+        """Whether stored blocks may be missing on the host: a reset or a fault has happened."""
+        self.surely_stored: set[str] = set()
+        """The requests whose blocks cannot have been lost by a reset or a fault."""
+        self._has_had_faults = False
+        self._stores_surely = True
+        """Whether requests that arrive now belong to `surely_stored`."""
 
     # The protocol of a world.
 
@@ -199,6 +207,7 @@ class VllmWorld:
                 self.scheduler = make_scheduler(config, kv_cache, shape.most_steps, shape.runner)
             record_manager(self.scheduler.connector, self.events)
             watch_hits(self.scheduler.connector)
+            self._twins = TwinAsks(self.scheduler)
             self._completions = Completions(self.scheduler.connector, shape.ranks)
             self._stored = StoredBytes(self.scheduler.connector, self.ranks, shape.groups)
             self._ending = Ending(self, threads)
@@ -243,6 +252,8 @@ class VllmWorld:
             cache_salt=str(salt) if salt else None,
         )
         self.asked[name] = request
+        if self._stores_surely:
+            self.surely_stored.add(name)
         with self.calling(f"request {name} arrives"):
             self.scheduler.add_request(request)
 
@@ -256,7 +267,7 @@ class VllmWorld:
         under_way = len(self._scheduled) + len(self._executed)
         if under_way >= self.shape.most_steps or not self.scheduler.has_requests():
             return False
-        with self.calling("Scheduler.schedule"):
+        with self.calling("Scheduler.schedule"), self._twins.watching():
             output = self.scheduler.schedule()
         self._lost.scheduled()
         self._scheduled.append(self._runner.step(output, self.scheduler.requests, self._truths))
@@ -324,6 +335,10 @@ class VllmWorld:
                 if "remote KV transfer" not in str(error):
                     raise
                 done = False
+        if connector:
+            self._may_lose_stores()
+            # If the device was not reset, blocks from before the reset are still on it.
+            self._stores_surely = done and not self._has_had_faults
         if done and connector:
             self._runner.epoch += 1
             self._completions.all_reset = True
@@ -332,6 +347,7 @@ class VllmWorld:
     def _fail(self, rank: int, what: int) -> bool:
         if not self._has(rank) or not self.ranks[rank].faults.fail(what):
             return False
+        self._fault_happens()
         count_case(Property.FAILURE_IS_NOT_SUCCESS, "copies that were made to fail")
         return True
 
@@ -345,10 +361,20 @@ class VllmWorld:
         return True
 
     def _lose(self, rank: int, what: int) -> bool:
+        self._fault_happens()
         return self._has(rank) and self.ranks[rank].faults.lose(what)
 
     def _slow(self) -> bool:
+        self._fault_happens()
         return self._lost.time_out()
+
+    def _fault_happens(self) -> None:
+        self._may_lose_stores()
+        self._has_had_faults = True
+
+    def _may_lose_stores(self) -> None:
+        self.may_have_lost_stores, self._stores_surely = True, False
+        self.surely_stored.clear()
 
     def _run_all_ranks(self) -> None:
         """Run all queued work, and stop holding reports back, while a rank waits for a lost copy."""
@@ -387,6 +413,9 @@ class VllmWorld:
         return True
 
     # The end of a run.
+
+    def _ask(self) -> bool:
+        return self._is_at_rest() and self._ending is not None and self._ending.ask()
 
     def _probe(self) -> bool:
         return self._is_at_rest() and self._ending is not None and self._ending.probe()

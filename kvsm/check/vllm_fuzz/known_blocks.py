@@ -1,0 +1,64 @@
+"""The blocks that a connector has, concluded from its own answers, and the longest answer that they allow.
+
+An answer that ends at a block says that the connector has all blocks that some KV cache group reads there, as
+far as the device does not have them. Together, the answers to one prompt say what the connector has. The
+longest answer then follows from the definition of each group: it ends at the last block for which all that is
+read there is known. How a connector searches for its hits plays no part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvsm.check.vllm_fuzz.shape import BLOCK_TOKENS, STATES
+from kvsm.check.worlds.longest_hit import tokens_read
+from kvsm.core.scheduler import GroupKind, KVCacheGroup
+
+
+class KnownBlocks:
+    """The blocks of one prompt that a connector is known to have. Blocks are numbered from 0.
+
+    windows: the sliding window of each KV cache group (tokens); 0 for full attention, `STATES` for mamba
+        states.
+    chunk: device blocks in a chunk of the connector: answers end with a chunk, and have at least one.
+    """
+
+    def __init__(self, windows: Sequence[int], chunk: int = 1) -> None:
+        self._groups = [_group(window) for window in windows]
+        self._known: list[set[int]] = [set() for _ in windows]
+        self._chunk = chunk
+
+    def add(self, group: int, block: int) -> None:
+        """Record that the connector has a block."""
+        self._known[group].add(block)
+
+    def answered(self, computed: int, end: int) -> None:
+        """Record an answer: with `computed` blocks on the device, the connector serves all blocks up to
+        `end`."""
+        if end > computed:
+            for known, group in zip(self._known, self._groups):
+                known |= _blocks_read(group, computed, end)
+
+    def longest(self, computed: int, most: int) -> int:
+        """Return the end of the longest answer that must be given; `computed` for none.
+
+        most: the last possible end.
+        """
+        first = computed + self._chunk
+        for end in range(most - most % self._chunk, first - 1, -self._chunk):
+            groups = zip(self._known, self._groups)
+            if all(_blocks_read(group, computed, end) <= known for known, group in groups):
+                return end
+        return computed
+
+
+def _group(window: int) -> KVCacheGroup:
+    if window == STATES:
+        return KVCacheGroup(BLOCK_TOKENS, GroupKind.MAMBA)
+    return KVCacheGroup(BLOCK_TOKENS, GroupKind.SLIDING_WINDOW if window else GroupKind.FULL, window)
+
+
+def _blocks_read(group: KVCacheGroup, computed: int, end: int) -> set[int]:
+    """The blocks after the first `computed` ones that the group's layers read to compute after block
+    `end`."""
+    return {token // BLOCK_TOKENS for token in tokens_read(group, end * BLOCK_TOKENS)} - set(range(computed))
