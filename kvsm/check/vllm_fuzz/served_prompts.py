@@ -74,6 +74,7 @@ class ServedPrompts:
                 scheduler.add_request(request)
                 for part in parts_of(scheduler.connector):
                     self._check(part, request, name, like)
+                self._check_children(request, name)
                 scheduler.finish_requests(request.request_id, RequestStatus.FINISHED_ABORTED)
 
     def _prompts(self) -> Iterator[tuple[str, Request]]:
@@ -104,7 +105,7 @@ class ServedPrompts:
         if self._stores_at_once and self._is_stored(like):
             count_case(Property.STORED_SO_SERVED, "served prompts that the host has room for")
             # With sliding windows, vLLM keeps only the blocks that the same prompt would read again.
-            tokens = like.num_prompt_tokens - (self._shape.groups > 1)
+            tokens = like.num_prompt_tokens - any(self._shape.windows_of_groups)
             known.answered(0, tokens // BLOCK_TOKENS)
             self._compare(known, ends, name, f"request {name} was served, and nothing was evicted")
         again = [_ask(part, request, computed) for computed in range(blocks)]
@@ -113,6 +114,19 @@ class ServedPrompts:
                 raise _broken(
                     f"a prompt like that of {name} is served up to block {first} behind {computed} blocks, "
                     f"and up to block {second} when it is asked for again"
+                )
+
+    def _check_children(self, request: Request, name: str) -> None:
+        """Check that a MultiConnector answers what its first child with a hit answers."""
+        connector = self._engine.scheduler.connector
+        children = parts_of(connector)
+        for computed in range((request.num_tokens - 1) // BLOCK_TOKENS if len(children) > 1 else 0):
+            answers = [_ask(child, request, computed) for child in children]
+            first = next((end for end in answers if end != computed), computed)
+            if None not in answers and (end := _ask(connector, request, computed)) != first:
+                raise _broken(
+                    f"a prompt like that of {name} is served up to block {end} behind {computed} blocks, and "
+                    f"the first child with a hit serves it up to block {first}"
                 )
 
     def _compare(self, known: KnownBlocks, ends: list[int], name: str, why: str) -> None:

@@ -16,6 +16,8 @@ MOST_TOKENS = 48
 """The most tokens of a request, output included."""
 MOST_BLOCKS = 26
 """The device blocks that the largest request needs in two groups, plus the null block."""
+ROOMY = 1000
+"""Host blocks that a run never fills."""
 WINDOW = 6
 """Tokens of the sliding window, which spans two or three blocks."""
 STATES = -1
@@ -153,7 +155,7 @@ def _drawn(random: Random, faults: tuple[str, ...]) -> EngineShape:
         # vLLM refuses drafts together with pipeline stages.
         drafts=random.choice((0, 0, 2)) if stages == 1 else 0,
         device_blocks=random.choice((MOST_BLOCKS, 34, 48)),
-        host_blocks=random.choice((6, 40, 160, 160)),
+        host_blocks=random.choice((6, 40, ROOMY, ROOMY)),
         step_tokens=random.choice((8, 16, 64)),
         most_running=random.choice((2, 4)),
         priorities=random.random() < 0.3,

@@ -1,0 +1,110 @@
+"""`kvsm vllm-fuzz` finds connectors that serve less than they have (stored, so served, S19)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+
+import msgspec
+from short_servers import SHORT_SERVERS
+
+from kvsm.check.vllm_fuzz.known_blocks import KnownBlocks
+from kvsm.check.vllm_fuzz.shape import STATES, WINDOW, EngineShape, draw_shape
+from kvsm.check.vllm_fuzz.vllm_world import VllmWorld
+from kvsm.check.walks.walk import WalkResult, walk
+from kvsm.check.worlds.check_counts import taken_counts
+from kvsm.properties import Property
+
+TWO_HOSTS = {
+    "connectors": [
+        {
+            "kv_connector": "SimpleCPUOffloadConnector",
+            "kv_connector_extra_config": {"cpu_bytes_to_use": 512},
+        },
+        {"kv_connector": "SimpleCPUOffloadConnector"},
+    ]
+}
+"""Two children; the first one has a small host."""
+
+
+def walked(connector: str, runs: int, seed: int = 1, **changes: Any) -> WalkResult:
+    """Walk engines without KV events, whose check (S10) would find some of these, too. A reset of
+    OffloadingConnector has defects of its own (docs/findings.md)."""
+    changes = {"connector": connector, "full": True, "kv_events": False, "without": ("reset",), **changes}
+    return walk(
+        lambda random: VllmWorld(msgspec.structs.replace(draw_shape(random), **changes)), seed, runs=runs
+    )
+
+
+@pytest.mark.parametrize("connector", SHORT_SERVERS, ids=lambda one: one.__name__)
+def test_a_connector_that_serves_less_than_it_has_is_caught(connector: type) -> None:
+    """The walk knows nothing of the bugs."""
+    failure = walked(f"short_servers:{connector.__name__}", 60).failure
+    assert failure is not None
+    assert failure.finding.property is Property.STORED_SO_SERVED
+
+
+def test_a_child_that_is_never_asked_is_caught() -> None:
+    failure = walked("short_servers:AsksTheFirstChild", 60, extra=TWO_HOSTS).failure
+    assert failure is not None
+    assert failure.finding.property is Property.STORED_SO_SERVED
+
+
+@pytest.mark.parametrize("connector", ["KvsmConnector", "SimpleCPUOffloadConnector", "OffloadingConnector"])
+def test_right_connectors_are_asked_in_each_way(connector: str) -> None:
+    """Else the check would hold without a case."""
+    taken_counts()
+    assert walked(connector, 12).failure is None
+    cases = {case for (tried, case) in taken_counts() if tried is Property.STORED_SO_SERVED}
+    assert "prompts of a run that were asked for at rest" in cases
+    assert "served prompts that the host has room for" in cases
+    assert ("answers compared with those to a request without a history" in cases) is (
+        connector != "KvsmConnector"
+    )
+
+
+def test_a_prompt_is_asked_for_with_each_number_of_computed_blocks() -> None:
+    world = VllmWorld(EngineShape(connector="SimpleCPUOffloadConnector"))
+    world.do(("arrive", 0, 9, 3, 5, 0))
+    while (action := world.wind_down()) != ("ask",):
+        assert action is not None
+        world.do(action)
+    asked = []
+    connector = world.scheduler.connector
+    ask = connector.get_num_new_matched_tokens
+
+    def noted(request: Any, computed: int) -> Any:
+        asked.append(computed)
+        return ask(request, computed)
+
+    connector.get_num_new_matched_tokens = noted
+    assert world.do(("ask",))
+    assert sorted(set(asked)) == [0, 4, 8, 12]
+
+
+def test_what_answers_say_of_the_blocks_of_a_group() -> None:
+    """With full attention a hit reads all blocks; with a sliding window of six tokens, two; of mamba states,
+    one."""
+    for windows, expected in ((0,), 0), ((0, WINDOW), 0), ((WINDOW,), 5), ((STATES,), 5):
+        known = KnownBlocks(windows)
+        known.answered(3, 5)
+        assert known.longest(0, 6) == expected
+        assert known.longest(3, 6) == 5
+        assert known.longest(3, 4) == (4 if STATES not in windows else 3)
+
+
+def test_a_longer_hit_follows_from_two_answers() -> None:
+    known = KnownBlocks((0, WINDOW))
+    known.answered(0, 3)
+    known.answered(3, 6)
+    assert known.longest(0, 8) == 6
+
+
+def test_a_chunk_is_the_least_that_must_be_served() -> None:
+    known = KnownBlocks((0,), chunk=2)
+    known.answered(0, 4)
+    assert [known.longest(computed, 4) for computed in range(4)] == [4, 4, 4, 3]
+    assert known.longest(0, 3) == 2
