@@ -207,7 +207,6 @@ _SCHEDULERS = {
     Property.FULL_OFFLOAD: "a scheduler decides it",
     Property.LAST_STEP: "a scheduler decides it",
     Property.ONE_TOKEN_LEFT: "a scheduler decides it",
-    Property.STORED_SO_SERVED: "a scheduler decides it",
 }
 _OF_CONNECTORS = {
     Property.CONSERVATION: "the connector's state is not visible; lost host blocks break one release per "
@@ -235,6 +234,7 @@ _OF_KINDS: dict[str, dict[Property, str]] = {
     "SecondaryTierMachine": {
         **_SCHEDULERS,
         Property.STALE_REPORTS: "a tier receives no reports",
+        Property.STORED_ONCE: "vLLM does not require it; a store that is lost breaks stored, so served (S19)",
         Property.MATCH_HOLDS: "a tier does not promise that a hit stays until its load",
         Property.DETERMINISM: "no log is compared",
         Property.COPY_ORDER: "vLLM pins the chunks of a job",
@@ -261,6 +261,7 @@ _OF_KINDS: dict[str, dict[Property, str]] = {
         Property.DETERMINISM: "no log is compared",
         Property.STORED_ONCE: "a copy engine knows no keys",
         Property.NO_STALE_DATA: "a copy engine knows no keys",
+        Property.STORED_SO_SERVED: "a copy engine knows no keys",
     },
     "OffloadMachine": {
         Property.DETERMINISM: "it is only checked that the policy uses no clock and no random numbers; two "

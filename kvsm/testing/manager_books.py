@@ -61,6 +61,7 @@ class ManagerBooks:
     def hit(self, key: bytes) -> None:
         """Check a lookup that answered that this key can be loaded."""
         count_case(Property.PUBLISH_AFTER_COMMIT, "hits")
+        count_case(Property.STORED_SO_SERVED, "lookups of stored keys", key in self.stored)
         if key in self.stored or self._may_come_back(key):
             return
         if key in self.storing:
@@ -86,7 +87,7 @@ class ManagerBooks:
             )
         if key in self.stored:
             _fail(
-                Property.EVENTS_ARE_STATE, f"{key!r} is a miss, but it is stored, and nothing said it is gone"
+                Property.STORED_SO_SERVED, f"{key!r} is a miss, but it is stored, and nothing said it is gone"
             )
 
     def _may_come_back(self, key: bytes) -> bool:

@@ -19,6 +19,7 @@ stored, being stored and being loaded. Checked:
 - a block that a load reads or a store writes is neither evicted nor allocated (no reuse in flight, S3);
 - there are never more keys than blocks; once all copies have ended, each block can be filled again, and an
   offer that fits is accepted, also after failed stores (conservation, S1);
+- a stored key is a hit until an answer or a KV event says that it is evicted (stored, so served, S19);
 - the KV events announce exactly the stored keys, and each change once (events are state, S10);
 - no call raises (S8); once all copies have ended, no request waits and no work is pending (progress, S9).
 
@@ -297,7 +298,8 @@ class ManagerMachine(PropertyMachine):
 
     @rule(conversation=st.sampled_from(CONVERSATIONS), length=st.integers(1, LONGEST))
     def serve(self, conversation: str, length: int) -> None:
-        """Serve one request, with nothing else in flight. It offers its blocks one by one."""
+        """Serve one request, with nothing else in flight, and then another one with this prompt. The first
+        offers its blocks one by one."""
         with self._locked():
             self._let_all_end()
             request = self._arrive(_keys(conversation, length))
@@ -307,6 +309,10 @@ class ManagerMachine(PropertyMachine):
                     self._end_step()
                     self._end(copy, good=True)
             self._finish(request)
+            self._let_all_end()
+            again = self._arrive(request.keys)
+            self._answer(again)
+            self._finish(again)
             self._let_all_end()
 
     @rule()

@@ -112,6 +112,27 @@ class TreeBooks:
                 _fail(Property.NO_STALE_DATA, f"{prefix} is a hit, but it is from before a reset")
             _fail(Property.PUBLISH_AFTER_COMMIT, f"{prefix} is a hit, but it was never inserted")
 
+    def compare_matches(self, matches: Mapping[Prefix, PrefixMatch], tree: Collection[int]) -> None:
+        """Check that all that the tree has is matched, while no copy is in flight.
+
+        matches: the match of each prefix that was inserted.
+        tree: the device slots that the tree has.
+        """
+        count_case(Property.STORED_SO_SERVED, "prompts whose matches were compared", len(matches))
+        for prefix, match in matches.items():
+            found = len(match.slots) + match.host_blocks
+            for end in range(found + 1, len(prefix)):
+                shorter = matches[prefix[:end]]
+                if len(shorter.slots) + shorter.host_blocks == end:
+                    message = (
+                        f"{prefix} has a match of {found} blocks, and its prefix {prefix[:end]} of {end}"
+                    )
+                    _fail(Property.STORED_SO_SERVED, message)
+        matched = {slot for match in matches.values() for slot in match.slots}
+        if missing := sorted(set(tree) - matched):
+            message = f"device slots {missing} are in the tree, and no prompt that was inserted is matched to"
+            _fail(Property.STORED_SO_SERVED, f"{message} them")
+
     def loaded(self, before: PrefixMatch, after: PrefixMatch) -> None:
         """Check that a load back may change the match `before` to `after`."""
         most = len(before.slots) + before.host_blocks

@@ -16,6 +16,8 @@ content of each slot. Checked:
 - a step reads content that was computed for its prefix (correct bytes, S15), after the last reset (no stale
   data, S14);
 - a hit was inserted (publish after commit, S2);
+- at rest each block that is matched alone is matched in longer prompts, too, and each device slot of the tree
+  is matched by some prompt (stored, so served, S19);
 - slots that a request has locked are not evicted (a match holds what it counts, S7), and slots that are
   allocated to it are not allocated to another one (no reuse in flight, S3);
 - each slot of both tiers is free, in the tree, or allocated to one request (conservation, S1), and is not
@@ -440,9 +442,11 @@ class PrefixTreeMachine(PropertyMachine):
             message = f"nothing happens, and after {POLLS_TO_REST} polls copies are still in flight"
             raise PropertyBroken(Property.PROGRESS, message)
         self._take_events()
+        matches = {prefix: self.tree.match(prefix) for prefix in sorted(self._books.inserted)}
+        self._books.compare_matches(matches, self.tree.tree_slots()[0])
         if self.publishes_events:
             for prefix in self._books.prefixes_to_compare():
-                self._books.compare_events(prefix, self.tree.match(prefix))
+                self._books.compare_events(prefix, matches.get(prefix) or self.tree.match(prefix))
 
     def wind_down(self) -> None:
         """Bring everything to rest, serve every prompt again, and check that nothing is left."""

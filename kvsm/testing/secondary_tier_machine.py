@@ -12,14 +12,14 @@ are polled, and all jobs are drained. The content of a chunk is computed from it
 which keys are stored and which jobs are in flight. It checks that:
 
 - a hit was stored (publish after commit, S2); its load delivers the bytes of its key (correct bytes, S15);
-- a chunk whose store succeeded hits until it may be evicted, and its load succeeds (no lost store, S13);
+- a chunk whose store succeeded hits until it may be evicted, and its load succeeds (stored, so served, S19);
 - a load that cannot be carried out is reported as failed, and only chunks with the right bytes as loaded
   (failure is not success, S6);
 - each job ends once, and no other job does (one release per hold, S4); a drain ends all of them, lookups are
   answered, no work stays pending, and after the shutdown no thread runs (progress, S9);
 - only the slots of loads in flight are written (no reuse in flight, S3), also after a shutdown;
 - with `capacity`, never more chunks hit (conservation, S1);
-- after a restart a hit is intact (no stale data, S14), and what was stored hits (S13);
+- after a restart a hit is intact (no stale data, S14), and what was stored hits (S19);
 - KV events announce the stored chunks (events are state, S10);
 - no call raises (every call is legal, S8).
 
@@ -303,7 +303,7 @@ class SecondaryTierMachine(PropertyMachine):
             message = f"your tier answered lookup({key!r}, {request}) with {answer!r}, no LookupResult"
             raise PropertyBroken(Property.LEGAL_CALLS, message)
         if key in self._stored:
-            count_case(Property.STORED_ONCE, "lookups of stored chunks")
+            count_case(Property.STORED_SO_SERVED, "lookups of stored chunks")
         if answer is LookupResult.HIT:
             self._hit(key)
         elif answer is LookupResult.MISS:
@@ -326,7 +326,8 @@ class SecondaryTierMachine(PropertyMachine):
         if self.capacity is None:
             asked = f", and {sorted(map(str, early))} had asked before" if early else ""
             raise PropertyBroken(
-                Property.STORED_ONCE, f"{key!r} is a miss for {request}, but its store has succeeded{asked}"
+                Property.STORED_SO_SERVED,
+                f"{key!r} is a miss for {request}, but its store has succeeded{asked}",
             )
         self._stored.discard(key)
 
@@ -442,7 +443,7 @@ class SecondaryTierMachine(PropertyMachine):
                 self._must_hold(key, slot, job, result.success)
             elif key in job.must_succeed and key in self._stored and self._is_first_failed(job, loaded, key):
                 message = f"the {job} failed for {key!r}, whose store was reported as good"
-                raise PropertyBroken(Property.STORED_ONCE, message)
+                raise PropertyBroken(Property.STORED_SO_SERVED, message)
         if not result.success:
             count_case(Property.FAILURE_IS_NOT_SUCCESS, "loads that failed")
 

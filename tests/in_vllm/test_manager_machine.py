@@ -94,6 +94,8 @@ BROKEN = {
     "KeepsWhatIsReset": ("no stale data (S14): ", "events are state (S10): "),
     "LoadsTheNextBlock": ("correct bytes (S15): ",),
     "EvictsSilently": ("conservation (S1): ", "events are state (S10): "),
+    "MissesWhatIsTouched": ("stored, so served (S19): ",),
+    "MissesTheFourthKey": ("stored, so served (S19): ",),
     "WaitsForever": ("progress (S9): ",),
     "RefusesWhatFailed": ("conservation (S1): at rest request",),
     "AnswersYes": ("every call is legal (S8): your manager answered lookup(",),

@@ -104,6 +104,30 @@ class EvictsSilently(CPUOffloadingManager):
         return output
 
 
+class MissesWhatIsTouched(CPUOffloadingManager):
+    """Takes a key that was touched for one that was evicted."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.touched: set[Any] = set()
+
+    def touch(self, keys: Collection[Any], req_context: Any) -> None:
+        self.touched.update(keys)
+
+    def lookup(self, key: Any, req_context: Any) -> LookupResult:
+        found = super().lookup(key, req_context)
+        return LookupResult.MISS if found is LookupResult.HIT and key in self.touched else found
+
+
+class MissesTheFourthKey(CPUOffloadingManager):
+    """Looks no further than three keys for a request."""
+
+    def lookup(self, key: Any, req_context: Any) -> LookupResult:
+        found = super().lookup(key, req_context)
+        position = req_context.get_offload_key_position(key)
+        return LookupResult.MISS if found is LookupResult.HIT and position == 64 else found
+
+
 class WaitsForever(CPUOffloadingManager):
     def lookup(self, key: Any, req_context: Any) -> LookupResult:
         found = super().lookup(key, req_context)

@@ -275,6 +275,30 @@ class MatchesTooMuch(SmallTree):
         return PrefixMatch([*found.slots, entry.device], 0, [*found.node, twin])
 
 
+class MatchesTooLittle(SmallTree):
+    """Leaves the last block of a match out if the prompt goes on."""
+
+    def match(self, blocks: Prefix) -> PrefixMatch:
+        found = super().match(blocks)
+        is_short = 1 < len(found.node) < len(blocks)
+        return super().match(blocks[: len(found.node) - 1]) if is_short else found
+
+
+class FindsNoLongPrompt(SmallTree):
+    """Never finds a block behind the third again."""
+
+    is_inserting = False
+
+    def insert(self, blocks: Prefix, slots: Sequence[int], held: int) -> PrefixMatch:
+        self.is_inserting = True
+        match = super().insert(blocks, slots, held)
+        self.is_inserting = False
+        return match
+
+    def match(self, blocks: Prefix) -> PrefixMatch:
+        return super().match(blocks if self.is_inserting else blocks[:3])
+
+
 class ForgetsCopies(SmallTree):
     """Reports a copy in flight after each poll."""
 

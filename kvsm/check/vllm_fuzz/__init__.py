@@ -22,10 +22,13 @@ Besides the words, the order of copies and the errors of calls these are checked
 
     completions.py     each end of a transfer is reported once
     longest_hits.py    each match of kvsm's connector is the longest one
+    twin_asks.py       each match of another connector is as long as that of a new request, and the longest
     stored_bytes.py    kvsm's host pool holds the computed words
-    ending.py          the end of a run: the two checks below, lost host blocks, and the shutdown
+    ending.py          the end of a run: the checks below, lost host blocks, and the shutdown
     kv_event_check.py  published KV events, folded, equal the content of device and host
     host_probe.py      the content of the host, found by requests to any connector
+    served_prompts.py  what a connector has at rest is served to the prompts of the run
+    known_blocks.py    the blocks that a connector has by its answers, and what it can serve with them
 
 `recorded.py` collects the events of a connector, if it is known how, for the log of a failure.
 

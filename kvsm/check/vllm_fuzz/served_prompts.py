@@ -88,8 +88,9 @@ class ServedPrompts:
 
     def _check(self, part: Any, request: Request, name: str, like: Request) -> None:
         blocks = (request.num_tokens - 1) // BLOCK_TOKENS
-        ends = [_ask(part, request, computed) for computed in range(blocks)]
-        if any(end is None for end in ends):
+        answers = [_ask(part, request, computed) for computed in range(blocks)]
+        ends = [end for end in answers if end is not None]
+        if len(ends) < blocks:
             return
         count_case(Property.STORED_SO_SERVED, "prompts of a run that were asked for at rest")
         known = KnownBlocks(self._shape.windows_of_groups, int(self._shape.extra.get("blocks_per_chunk", 1)))
@@ -148,7 +149,7 @@ class ServedPrompts:
         if "cpu_bytes_to_use" in self._shape.extra:
             return False
         stored = [
-            (1 + request.num_preemptions) * (request.num_tokens // BLOCK_TOKENS + 1)
+            int((1 + request.num_preemptions) * (request.num_tokens // BLOCK_TOKENS + 1))
             for request in self._engine.asked.values()
         ]
         return sum(stored) * self._shape.groups < self._shape.host_blocks

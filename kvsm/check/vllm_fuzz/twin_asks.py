@@ -68,13 +68,12 @@ class TwinAsks:
         return watched
 
     def _compare(self, part: Any, ask: Ask, request: Request, computed: int, answer: int) -> None:
-        name, later = request.request_id, 0
+        name = request.request_id
         twin = twin_of(f"twin{self._twins}", request)
         self._twins += 1
         part.on_new_request(twin)
         found, _ = ask(twin, computed)
-        if found:
-            later, _ = ask(twin, computed + found)
+        later = ask(twin, computed + found)[0] if found else 0
         self._end(part, twin)
         count_case(Property.STORED_SO_SERVED, "answers compared with those to a request without a history")
         if found is not None and found != answer:

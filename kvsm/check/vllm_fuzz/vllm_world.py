@@ -1,29 +1,39 @@
 """A world of an engine with vLLM's real scheduler and any connector.
 
-=========================================  ====================================================== action
-what happens =========================================  ======================================================
-arrive FAMILY LENGTH OWN OUTPUTS SALT      a request arrives. Prompts of a family begin with the same PRIORITY
-ADAPTER                           tokens; an odd family continues an earlier request schedule
-vLLM schedules a step execute                                    every rank executes the oldest scheduled
-step: its compute is queued deliver                                    the oldest executed step has computed;
-the scheduler gets its output copy RANK STEPS                            this number of steps of a rank's
-device; copies end by such steps copies                                     all queued work of all devices
-runs abort N                                    the Nth unfinished request is aborted reset RUNNING CONNECTOR
-`reset_prefix_cache` with these arguments (0 or 1) settle                                     copies, then a
-step from schedule to deliver fail RANK WHAT                             the next copy of a kind fails on this
-rank late RANK STEPS                            the reports of the next STEPS steps of this rank are held back
-double RANK                                the report of its next step is repeated in the step after it lose
-RANK WHAT                             the next copy of a kind hangs on this rank, and is never reported slow
-`transfer_timeout_s` passes before the copies in flight have ended ask, probe, fill,
-shutdown  the end of a run: `ending.py` says what they check =========================================
-======================================================
+=========================================  ======================================================
+action                                     what happens
+=========================================  ======================================================
+arrive FAMILY LENGTH OWN OUTPUTS SALT      a request arrives. Prompts of a family begin with the same
+       PRIORITY ADAPTER                    tokens; an odd family continues an earlier request
+schedule                                   vLLM schedules a step
+execute                                    every rank executes the oldest scheduled step: its compute
+                                           is queued
+deliver                                    the oldest executed step has computed; the scheduler gets
+                                           its output
+copy RANK STEPS                            this number of steps of a rank's device; copies end by such
+                                           steps
+copies                                     all queued work of all devices runs
+abort N                                    the Nth unfinished request is aborted
+reset RUNNING CONNECTOR                    `reset_prefix_cache` with these arguments (0 or 1)
+settle                                     copies, then a step from schedule to deliver
+fail RANK WHAT                             the next copy of a kind fails on this rank
+late RANK STEPS                            the reports of the next STEPS steps of this rank are held
+                                           back
+double RANK                                the report of its next step is repeated in the step after it
+lose RANK WHAT                             the next copy of a kind hangs on this rank, and is never
+                                           reported
+slow                                       `transfer_timeout_s` passes before the copies in flight have
+                                           ended
+ask, probe, fill, shutdown                 the end of a run: `ending.py` says what they check
+=========================================  ======================================================
 
 Checked: each step reads the KV that was computed for its tokens (correct bytes, S15). Readable blocks of
 kvsm's host pool hold it, too (`stored_bytes.py`). No two accesses on a device are unordered (S12). No call
 raises (S8). At rest every client has its tokens, and no device block is held (S4). Winding down ends (S9). A
 reset of all caches changes the weights, so reading a block from before the reset is a wrong read (S14 is
-reported as S15). Each end of a transfer is reported once (`completions.py`). At the end of a run: KV events,
-lost host blocks, and the shutdown (`ending.py`).
+reported as S15). Each end of a transfer is reported once (`completions.py`). An answer to a request
+is the longest that the connector can serve (`twin_asks.py`, `longest_hits.py`, S19). At the end of a run:
+each stored block is served, KV events, lost host blocks, and the shutdown (`ending.py`).
 
 Time stands still except for lost and slow copies (`lost_copies.py`). Requests have no multimodal inputs.
 `faults.py` says which connectors must survive which faults.
