@@ -401,7 +401,8 @@ class OffloadScheduler:
     def _note_block_changes(self, output: StepOutput) -> None:
         """Note which blocks requests lost and which they were given."""
         state, grown = self.state, new_blocks(output, len(self.config.groups))
-        for name in output.preempted:
+        # Sorted, because vLLM gives a set, whose order differs from process to process (S11).
+        for name in sorted(output.preempted):
             tracked = state.tracked.get(name)
             if tracked is not None and name not in state.preempted:
                 self._preempt(tracked)

@@ -289,6 +289,19 @@ def test_preemption_flushes_for_each_of_those_preempted_in_one_step() -> None:
     assert list(hand.step(preempted={"first", "second"}).flush) == stores
 
 
+def test_preemptions_of_one_step_are_logged_in_one_order() -> None:
+    """Determinism (S11): vLLM gives a set of names, whose order depends on the process."""
+    logs = []
+    for order in ("first", "second"), ("second", "first"):
+        hand = Hand()
+        for name, block in [("first", 7), ("second", 8)]:
+            hand.admit(SmallRequest(name, range(block * 4, block * 4 + 4), 9), [block])
+        hand.step(preempted=dict.fromkeys(order))
+        logs.append([*hand.log])
+    assert [type(event) for event in logs[0]].count(ev.RequestPreempted) == 2
+    assert logs[0] == logs[1]
+
+
 def test_preemption_flushes_for_each_of_those_admitted_in_one_step() -> None:
     """No reuse in flight (S3): two requests get blocks that copies of finished ones read."""
     hand = Hand(last_step=LastStep.KEEP_STEPPING)
