@@ -112,8 +112,10 @@ def reduced(failure: SavedFailure, is_over: IsOver = never) -> SavedFailure:
     If its actions do not repeat it, it stays unreduced, and is reported as broken determinism.
 
     is_over: asked between two actions; if it returns True, the smallest failure so far is kept.
+
+    Broken determinism shows only between two processes, so its actions are not reduced.
     """
-    if is_over():
+    if is_over() or failure.property is Property.DETERMINISM:
         return failure
     case, found = failure.case(), failure.finding()
     try:
@@ -290,10 +292,31 @@ def test_{name}_keeps_{property}() -> None:
     assert outcome.finding is None, str(outcome.finding)
 '''
 
+_TEST_OF_TWO_PROCESSES = '''"""{finding}
+
+Found by `{command} {found_by}` in run {run}: the logs of two processes differ.
+It fails until the bug is fixed.
+"""
+
+from kvsm.check.walks.repeated import differing_log
+from kvsm.check.walks.targets import case_of
+
+OPTIONS = {options}
+
+ACTIONS = {actions}
+
+
+def test_{name}_keeps_{property}() -> None:
+    finding = differing_log(case_of("{target}", OPTIONS), ACTIONS)
+    assert finding is None, str(finding)
+'''
+
 
 def regression_test(failure: SavedFailure) -> str:
     """The source of a pytest test that needs only kvsm."""
-    return _TEST.format(
+    unsteady = failure.property is Property.DETERMINISM and not failure.reruns
+    text = _TEST_OF_TWO_PROCESSES if unsteady else _TEST
+    return text.format(
         finding=str(failure.finding()).replace("\\", "\\\\").replace('"""', "'''"),
         target=failure.target,
         command=_command(failure),

@@ -22,11 +22,13 @@ from kvsm.check.walks.guided import GuidedRuns, Schedule, chance_of, picked, rea
 from kvsm.check.walks.option_trust import refuse_named
 from kvsm.check.walks.own_code import find_own, is_path, where
 from kvsm.check.walks.reduce import reduce_pieces, rerun
+from kvsm.check.walks.repeated import RepeatedRuns, differing_log
 from kvsm.check.walks.targets import TARGETS, WalkCase, case_of, draw_case
 from kvsm.check.walks.walk import NewlyReached, RunMaker, WalkFailure, WorldRuns, random_of
 from kvsm.check.walks.watch import watching
 from kvsm.check.worlds.world import Action, World
 from kvsm.errors import ConfigError
+from kvsm.properties import Property
 from kvsm.system.stopping import IsOver, never
 
 MOST_REDUCING = 30
@@ -133,7 +135,7 @@ class WorldTarget(FuzzTarget):
         refuse_named(_case(entry).options, {})
 
     def runs(self, seed: int) -> RunMaker:
-        return WorldRuns(self._make, seed)
+        return WorldRuns(self._make, seed) if is_path(self.name) else RepeatedRuns(self.name, seed)
 
     def guided_runs(self, seed: int, entries: Sequence[CorpusEntry], known: Collection[str]) -> RunMaker:
         schedules = [Schedule(_case(entry).make, entry.actions) for entry in entries]
@@ -184,7 +186,10 @@ class WorldTarget(FuzzTarget):
 
     def again(self, failure: SavedFailure) -> SavedFailure | None:
         outcome = rerun(failure.case().make, failure.actions, to_rest=True)
-        return None if outcome.finding is None else failure.after(outcome.actions, outcome.finding)
+        found = outcome.finding
+        if found is None and failure.property is Property.DETERMINISM and failure.target in TARGETS:
+            found = differing_log(failure.case(), failure.actions)
+        return None if found is None else failure.after(outcome.actions, found)
 
     def told(self, failure: SavedFailure) -> str:
         return failures.told(failure)

@@ -36,6 +36,7 @@ class WalkTarget(msgspec.Struct, frozen=True):
     world: creates a world from options.
     draw: draws the options of one run.
     share: its weight among the runs if all targets are walked; smaller for worlds with costly actions.
+    has_log: whether the world has an offload core, and so a log.
     """
 
     says: str
@@ -43,6 +44,7 @@ class WalkTarget(msgspec.Struct, frozen=True):
     world: Callable[[Any], World]
     draw: Callable[[Random], msgspec.Struct]
     share: int
+    has_log: bool = True
 
 
 class WalkCase(msgspec.Struct, frozen=True):
@@ -194,6 +196,7 @@ TARGETS: dict[str, WalkTarget] = {
         CopyEngineWorld,
         _draw_copies,
         1,
+        has_log=False,
     ),
     "hand-over": WalkTarget(
         "a prefill engine hands the blocks of prompts to a decode engine",

@@ -31,6 +31,7 @@ from weakref import proxy
 import msgspec
 
 from kvsm.check.worlds.run_figures import COPIED_OUT, IMPORTED, LOADED, STORED
+from kvsm.check.worlds.small_engine import no_clock
 from kvsm.check.worlds.tier_rank import EMPTY, CopyInFlight, DiskSlot, RankMemory
 from kvsm.check.worlds.tier_requests import TierRequests
 from kvsm.check.worlds.tier_rest import TierRest
@@ -136,8 +137,9 @@ class TwoTierWorld:
             options.places,
         )
         self.log = MemoryLog()
-        self.host = Offloader(config, self.log, weights=self.era.weights)
-        self.disk = Offloader(disk_config(config, options.disk_slots), weights=self.era.weights)
+        weights = self.era.weights
+        self.host = Offloader(config, self.log, weights=weights, clock_ns=no_clock)
+        self.disk = Offloader(disk_config(config, options.disk_slots), weights=weights, clock_ns=no_clock)
         self.disk.adopt_blocks(list(kept), list(kept.values()), "an earlier process")
         writes = WritePolicy(options.writes)
         self.tier = DiskTier(self.host, self.disk, self._begin_era, options.places, writes=writes)

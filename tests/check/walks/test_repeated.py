@@ -1,0 +1,69 @@
+"""Determinism (S11): a share of the walked runs is made again in another process, and its log compared."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import unsteady
+
+from kvsm.check.walks.failures import regression_test
+from kvsm.check.walks.fuzz_target import WorldTarget
+from kvsm.check.walks.repeated import REPEATED_PLACE, differing_log
+from kvsm.check.walks.targets import TARGETS, WalkCase, draw_case
+from kvsm.check.walks.walk import random_of, walk
+from kvsm.check.worlds.serving_world import RequestSpec, ServingOptions
+from kvsm.properties import Property
+
+SEED = 4
+"""With this seed, requests are preempted together in the run that is made again."""
+
+
+@pytest.mark.parametrize("target", [name for name, one in TARGETS.items() if one.has_log])
+def test_the_log_of_a_run_is_the_same_in_another_process(target: str) -> None:
+    result = walk(WorldTarget(target).runs(SEED), SEED, first_run=REPEATED_PLACE, runs=1)
+    assert result.runs == 1
+    assert result.failure is None
+
+
+def test_a_world_without_a_log_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvsm.check.walks.repeated.subprocess.run", None)
+    assert differing_log(draw_case("copies", random_of(SEED, 0)), ()) is None
+
+
+@pytest.fixture(name="both", params=unsteady.UNSTEADY)
+def _both(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plant a bug here and in the processes that this one starts."""
+    (tmp_path / "sitecustomize.py").write_text(unsteady.SITE)
+    path = [str(tmp_path), str(Path(unsteady.__file__).parent), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
+    monkeypatch.setenv(unsteady.VARIABLE, request.param)
+    unsteady.UNSTEADY[request.param](monkeypatch.setattr)
+
+
+@pytest.mark.usefixtures("both")
+def test_a_log_that_differs_from_process_to_process_is_found() -> None:
+    """It is reported with its run, is not reduced, and fails again when it is repeated."""
+    target = WorldTarget("serving")
+    result = walk(target.runs(SEED), SEED, first_run=REPEATED_PLACE, runs=1)
+    assert result.failure is not None
+    assert result.failure.run == REPEATED_PLACE
+    assert result.failure.finding.property is Property.DETERMINISM
+    saved = target.unreduced(SEED, result.failure, ())
+    assert target.reduced(saved) == saved
+    again = target.again(saved)
+    assert again is not None
+    assert again.property is Property.DETERMINISM
+    made: dict[str, object] = {}
+    exec(regression_test(saved), made)
+    [test] = [one for name, one in made.items() if name.startswith("test_")]
+    with pytest.raises(AssertionError, match="S11"):
+        test()  # type: ignore[operator]
+
+
+def test_an_event_that_only_one_process_has_is_named() -> None:
+    case = WalkCase("serving", ServingOptions(requests=(RequestSpec((1, 2, 3), 1),)))
+    finding = differing_log(case, (("arrive",),), ())
+    assert finding is not None
+    assert "event 1 is missing here" in finding.message
