@@ -16,6 +16,12 @@ programs of `examples/`.
 <!-- written: symptoms -->          the exhibits in a taxonomy of bugs; `causes`: by root cause
 <!-- end -->
 
+<!-- written: properties -->        which checker looks at which property
+<!-- end -->
+
+<!-- written: bounds -->            the models of `kvsm check`, and the bounds of their widest scopes
+<!-- end -->
+
 <!-- written: kvsm why incident r50 -->
 <!-- end -->                        the command and its output, for a log that is the same on every machine
 
@@ -41,6 +47,7 @@ from museum import EXHIBITS
 from museum.alone import ALONE, AloneBy
 from museum.found import FOUND
 from museum.taxonomy import causes_table, symptoms_table
+from property_table import bounds_table, property_table
 
 from kvsm.cli import main
 
@@ -65,6 +72,8 @@ def with_written_blocks(page: str, link: Callable[[str], str]) -> str:
         "own findings": lambda: own_findings_table(link),
         "symptoms": symptoms_table,
         "causes": causes_table,
+        "properties": property_table,
+        "bounds": bounds_table,
     }
 
     def block(found: re.Match[str]) -> str:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 import write_field
 from museum import EXHIBITS
 from museum.checkers import CHECKERS
 from museum.found import FOUND
+from property_table import STARTS_OF_MODELS, definitions, named_by, property_table, symbol_of
 from write_docs import DOCS, MUSEUM_README, museum_readme, pages, source_link
 
+from kvsm.check.scopes.declared_model import DeclaredModel
+from kvsm.check.scopes.models import MODELS
+from kvsm.check.worlds.serving_world import EndingServing
 from kvsm.properties import Property
 
 
@@ -43,7 +48,29 @@ def test_no_schema_is_left_of_an_answer_that_is_gone() -> None:
 
 def test_every_property_has_its_row_in_the_page_on_verification() -> None:
     page = (DOCS / "verification.md").read_text(encoding="utf-8")
-    assert re.findall(r"^\| (.* \(S\d+\)) \|.*\|.*\|.*\|$", page, re.MULTILINE) == [*map(str, Property)]
+    assert re.findall(r"^\| ([^|]* \(S\d+\)) \|(?:[^|]*\|){6}$", page, re.MULTILINE) == [*map(str, Property)]
+
+
+def test_every_model_and_every_property_is_in_the_table_of_checks() -> None:
+    """Each model of `kvsm check` says where its checks begin, and each property is checked somewhere."""
+    declared = {name for name, model in MODELS.items() if isinstance(model, DeclaredModel)}
+    assert declared | {*STARTS_OF_MODELS} == {*MODELS}
+    for row in property_table().splitlines()[2:]:
+        assert any(cell.strip() for cell in row.split("|")[2:7]), row
+
+
+def test_a_check_that_goes_is_missing_in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cell of flush at last step (S17) follows from the check in the small engine's world."""
+    assert Property.LAST_STEP in named_by(symbol_of(EndingServing))
+    read = Path.read_text
+    monkeypatch.setattr(
+        Path,
+        "read_text",
+        lambda path, **how: read(path, **how).replace("Property.LAST_STEP", "Property.PROGRESS"),
+    )
+    definitions.cache_clear()
+    assert Property.LAST_STEP not in named_by(symbol_of(EndingServing))
+    definitions.cache_clear()
 
 
 def test_every_bug_is_found_by_a_checker_that_exists() -> None:

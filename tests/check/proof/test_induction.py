@@ -473,9 +473,9 @@ def test_parameter_of_a_term_keeps_its_meaning() -> None:
 def test_the_page_says_any_size_exactly_where_it_holds() -> None:
     """A property is proved for any size if a protocol claims it. Progress (S9) always is."""
     page = (ROOT / "docs" / "verification.md").read_text()
-    rows = re.findall(r"^\| [^|]*\((S\d+)\) \|([^|]*)\|[^|]*\|[^|]*\|$", page, re.MULTILINE)
+    rows = re.findall(r"^\| [^|]*\((S\d+)\) \|([^|]*)\|(?:[^|]*\|){5}$", page, re.MULTILINE)
     assert len(rows) == len(Property)
     declared = [model for model in MODELS.values() if isinstance(model, DeclaredModel)]
     versions = [sized[0] for model in declared for sized in model.versions().values()]
     claimed = {claim.id for one in versions for claim in one.always} | {Property.PROGRESS.id}
-    assert {property for property, proved in rows if "any size" in proved} == claimed
+    assert {property for property, proved in rows if proved.strip()} == claimed
