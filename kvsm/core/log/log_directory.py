@@ -19,6 +19,9 @@ _NO_LOCKS = {errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOT
 """Error numbers by which a file system says that it cannot lock a directory."""
 
 
+INDEX_NAME, LOCK_NAME = "index.sqlite", "index.lock"
+"""Files that commands keep beside a large log: its index, and the lock of those that write it."""
+
 WHAT_TO_DO = "make room there or make it writable, or name another directory"
 """Advice for error messages when a system call for the log fails."""
 
@@ -85,6 +88,10 @@ class LogDirectory:
         signals. The next writer deletes them. Raises `OSError`."""
         pattern = f"[0-9]{{20}}[.]new|{NAME}"
         return [path for path in sorted(self.path.iterdir()) if re.fullmatch(pattern, path.name)]
+
+    def index_files(self) -> list[Path]:
+        """Return the files of the index that commands keep beside the log. Raises `OSError`."""
+        return [path for path in sorted(self.path.iterdir()) if path.name.startswith((INDEX_NAME, LOCK_NAME))]
 
     def hold(self) -> None:
         """Make and lock the directory again if it was deleted or moved. Raises `OSError`."""

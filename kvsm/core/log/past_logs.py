@@ -99,8 +99,9 @@ def _delete(path: Path) -> bool:
     except LogError:
         return False
     try:
-        for segment in [*segment_paths(path), *claimed.leftovers()]:
-            segment.unlink(missing_ok=True)
+        # The index names clients, as the log does.
+        for file in [*claimed.index_files(), *segment_paths(path), *claimed.leftovers()]:
+            file.unlink(missing_ok=True)
     except (LogError, OSError):
         return False
     finally:

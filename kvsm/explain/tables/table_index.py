@@ -48,6 +48,7 @@ from kvsm.core.ledger.snapshot import restore_foreign, snapshot
 from kvsm.core.log import LogReader, Segment
 from kvsm.core.log.fold import condition_of, go_on, refuse_malformed
 from kvsm.core.log.frames import MARK_OFFSET, PREAMBLE_BYTES, segment_paths
+from kvsm.core.log.log_directory import INDEX_NAME, LOCK_NAME
 from kvsm.errors import ConfigError, IllegalTransition, InvalidEvent, KvsmError, LogDamaged, LogError
 from kvsm.events import OffloadingEvent
 from kvsm.explain.redaction import copy_mark
@@ -57,7 +58,6 @@ from kvsm.explain.tables.extract import Extractor, SavedExtractor
 from kvsm.explain.tables.sqlite_tables import TableWriter, make_tables, schema
 from kvsm.system.private_files import open_private, why_not_private
 
-INDEX_NAME, LOCK_NAME = "index.sqlite", "index.lock"
 SMALL_LOG = 1 << 20
 """Logs smaller than this (bytes) get no index: reading them takes about half a second."""
 

@@ -62,6 +62,15 @@ def test_only_logs_that_no_engine_continues_are_deleted(tmp_path: Path, name: st
     assert (tmp_path / name).exists() is (name in OTHERS)
 
 
+@pytest.mark.parametrize("name", ["index.sqlite", "index.sqlite-wal", "index.lock"])
+def test_the_index_of_a_log_is_deleted_with_it(tmp_path: Path, name: str) -> None:
+    """It names clients, too."""
+    written(tmp_path / PAST[0])
+    (tmp_path / PAST[0] / name).write_bytes(b"names")
+    assert delete_past_logs(tmp_path, 0) == [tmp_path / PAST[0]]
+    assert not (tmp_path / PAST[0]).exists()
+
+
 def test_the_oldest_are_deleted_first_until_the_rest_fits(tmp_path: Path) -> None:
     names = [f"engine{number}-until-20261127T120000Z" for number in (2, 0, 1)]
     sizes = [written(tmp_path / name, second) for second, name in enumerate(names)]

@@ -15,6 +15,7 @@ from incidents import INCIDENTS, Copying, Outcome, Rig, chats, usual
 
 from kvsm.cli import main
 from kvsm.core.log.frames import segment_paths
+from kvsm.core.log.log_directory import INDEX_NAME
 from kvsm.core.log.reader import LogReader, Segment
 from kvsm.errors import LogDamaged
 from kvsm.explain.report import first_look as module
@@ -23,7 +24,6 @@ from kvsm.explain.report.log_report import make_report
 from kvsm.explain.story.mentions import NotSearchable, mentions
 from kvsm.explain.story.window import Window
 from kvsm.explain.tables.opened import open as open_log
-from kvsm.explain.tables.table_index import INDEX_NAME
 
 
 @pytest.fixture(scope="module")

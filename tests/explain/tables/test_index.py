@@ -21,11 +21,12 @@ import kvsm
 from kvsm.cli import main
 from kvsm.core.log import LogDirectory
 from kvsm.core.log.frames import MARK, MARK_OFFSET, PREAMBLE_BYTES, segment_paths
+from kvsm.core.log.log_directory import INDEX_NAME, LOCK_NAME
 from kvsm.events import RequestArrived
 from kvsm.explain.tables import key_history
 from kvsm.explain.tables import table_index as index
 from kvsm.explain.tables.opened import OpenedLog
-from kvsm.explain.tables.table_index import INDEX_NAME, LOCK_NAME, ReadProgress
+from kvsm.explain.tables.table_index import ReadProgress
 
 ARRIVED = RequestArrived.__struct_config__.tag
 """The first field of such an event in a log."""
