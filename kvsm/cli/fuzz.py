@@ -184,8 +184,7 @@ def fuzz(
     A run is a fresh, small world with hundreds of operations: requests come and go, copies end in any order,
     reports fail, come late or twice, the cache is reset. Each answer is compared with a simple model of which
     bytes are where. A run draws its configuration, and whether each kind of operation is frequent, rare or
-    absent. The seed and the number of the run decide everything, so a failure can always be repeated. One run
-    in a hundred is made again in another process, whose log must be the same, byte for byte.
+    absent. The seed and the number of the run decide everything, so a failure can always be repeated.
 
     \b
     Targets:
