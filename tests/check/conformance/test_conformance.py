@@ -28,7 +28,7 @@ from examples import examples
 from kvsm import events as ev
 from kvsm.check.conformance.offload_books import offload_conformance
 from kvsm.check.conformance.request_books import request_conformance
-from kvsm.check.conformance.shadow import Shadow
+from kvsm.check.conformance.shadow import Keeper, Shadow
 from kvsm.check.conformance.verdict import ProtocolMismatch, ProtocolVerdict
 from kvsm.check.conformance.verifier import (
     PROTOCOLS,
@@ -598,6 +598,28 @@ def test_a_change_that_no_action_makes_is_traced_to_its_event(
 
 
 @pytest.mark.usefixtures("_python_folds")
+def test_a_cell_that_only_the_ledger_has_is_named(conformance: MakeConformance) -> None:
+    """The whole comparison reads all cells of the ledger, not only those that the actions have written."""
+    life = random_life(3, 900, host_blocks=8, workers=2)
+    one = conformance(life.config)
+    follower = ProtocolFollower(Ledger(life.config), one)
+    to_see = {name for name, who in one.keepers.items() if who is Keeper.LEDGER}
+    for event in life.events:
+        assert follower.follow(event) is None
+        for name in [*to_see]:
+            values = follower.shadow.cells[name].values
+            cell = next(iter(follower.books.known(name, [*values])), None)
+            if cell is not None:
+                value = values.pop(cell)
+                found = follower.check(event)
+                values[cell] = value
+                assert found is not None, name
+                assert found.variable == name
+                assert follower.check(event) is None
+                to_see.remove(name)
+    assert not to_see
+
+
 def test_the_command_tells_and_ends_with_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Event, action, field, expected and found, for people and for scripts."""
     random_life(3, 300, tmp_path / "log", host_blocks=8).close()

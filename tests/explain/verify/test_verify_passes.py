@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 from changed_logs import changed, read_plain, write_plain
-from replay_life import Life, full_life, random_life, written
+from replay_life import Life, full_life, key, random_life, written
 
 from kvsm import events as ev
 from kvsm.core import native
@@ -103,6 +103,38 @@ def test_what_a_reset_writes_over_is_compared_before_it(kind: type[OffloadingEve
     assert done == 1
     assert broken
     assert auditor.ledger.seq == number
+
+
+@pytest.mark.usefixtures("_python_folds")
+@pytest.mark.parametrize("damaged", [False, True])
+def test_what_no_event_names_is_found_at_the_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, damaged: bool
+) -> None:
+    """The fold changes a slot that no event names, and the log ends, or cannot be read, before a full check.
+    The event is found all the same."""
+    life = Life(tmp_path / "log", host_blocks=5, defer_ticks=0)
+    for number in range(60):
+        life.core.match(f"r{number}", [key(number)])
+        life.flush()
+    life.close()
+    wrong, apply = 9, Ledger.apply
+
+    def apply_wrongly(self: Ledger, event: OffloadingEvent) -> object:
+        ended = apply(self, event)
+        if event.seq == wrong:
+            self.blocks.words[4] ^= 1 << 20
+        return ended
+
+    monkeypatch.setattr(Ledger, "apply", apply_wrongly)
+    if damaged:
+        (segment,) = LogReader(tmp_path / "log").segments()
+        content = bytearray(segment.path.read_bytes())
+        content[-len(content) // 4] ^= 1
+        segment.path.write_bytes(content)
+    found = verify_log(tmp_path / "log")
+    assert (found.damage is not None) is damaged
+    assert found.breakage is not None
+    assert found.breakage.event == wrong
 
 
 # How events are read and heard.
