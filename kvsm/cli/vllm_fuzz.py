@@ -187,9 +187,8 @@ def vllm_fuzz(
     preempted and salted; caches are reset; steps overlap; there are chunks, drafts, windows, mamba and ranks.
 
     Checked: every block that a step reads holds the words of its tokens; no block is written during a copy;
-    no call raises; no hit is shorter than what the connector can serve; all work ends, and each end is
-    reported once. Then every client has its tokens, what was stored is served, no device block is held, KV
-    events match the cached blocks, no host slot is lost, and the shutdown leaves no thread.
+    no call raises; what is stored is served; all work ends, and each end is reported once. Then every client
+    has its tokens, no device block is held, KV events match, no host slot is lost, and no thread is left.
 
     \b
     Examples:

@@ -26,8 +26,8 @@ from kvsm.properties import Property
 from kvsm.testing import PropertyBroken, SecondaryTierMachine
 
 KNOWN = {
-    "vllm:OffloadingConnector": {"S4", "S8", "S9", "S10", "S12", "S15"},
-    "vllm:OffloadingConnector-tiers": {"S4", "S8", "S9", "S10", "S12", "S15"},
+    "vllm:OffloadingConnector": {"S4", "S8", "S9", "S10", "S12", "S15", "S19"},
+    "vllm:OffloadingConnector-tiers": {"S4", "S8", "S9", "S10", "S12", "S15", "S19"},
     "vllm:SimpleCPUOffloadConnector": {"S8"},
     "vllm:SimpleCPUOffloadConnector-lazy": {"S8", "S9"},
     "vllm:TieringOffloadingManager": {"S9", "S10"},

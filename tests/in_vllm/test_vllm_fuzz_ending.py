@@ -57,7 +57,7 @@ def ended(connector: str, *before: Action, **changes: object) -> VllmWorld:
     return world
 
 
-def test_the_way_to_rest_ends_with_all_three_checks() -> None:
+def test_the_way_to_rest_ends_with_all_four_checks() -> None:
     actions: tuple[Action, ...] = (("arrive", 0, 9, 3, 5, 0), ("settle",))
     world = VllmWorld(EngineShape(kv_events=True, fills=True, host_blocks=6))
     for action in actions:
@@ -66,7 +66,7 @@ def test_the_way_to_rest_ends_with_all_three_checks() -> None:
     while (action := world.wind_down()) is not None:
         world.do(action)
         kinds.append(action[0])
-    assert kinds[-3:] == ["probe", "fill", "shutdown"]
+    assert kinds[-4:] == ["ask", "probe", "fill", "shutdown"]
 
 
 def test_after_the_shutdown_nothing_happens() -> None:
@@ -78,7 +78,7 @@ def test_after_the_shutdown_nothing_happens() -> None:
 def test_an_end_is_asked_for_only_at_rest() -> None:
     world = VllmWorld(EngineShape(kv_events=True, fills=True, host_blocks=6))
     world.do(("arrive", 0, 9, 3, 5, 0))
-    assert not any(world.do((kind,)) for kind in ("probe", "fill", "shutdown"))
+    assert not any(world.do((kind,)) for kind in ("ask", "probe", "fill", "shutdown"))
 
 
 @pytest.mark.parametrize("connector", ["KvsmConnector", "SimpleCPUOffloadConnector", "OffloadingConnector"])

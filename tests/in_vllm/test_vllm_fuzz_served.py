@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -12,10 +13,11 @@ import msgspec
 from short_servers import SHORT_SERVERS
 
 from kvsm.check.vllm_fuzz.known_blocks import KnownBlocks
-from kvsm.check.vllm_fuzz.shape import STATES, WINDOW, EngineShape, draw_shape
+from kvsm.check.vllm_fuzz.shape import BLOCK_TOKENS, STATES, WINDOW, WINDOWS, EngineShape, draw_shape
 from kvsm.check.vllm_fuzz.vllm_world import VllmWorld
 from kvsm.check.walks.walk import WalkResult, walk
 from kvsm.check.worlds.check_counts import taken_counts
+from kvsm.errors import PropertyBroken
 from kvsm.properties import Property
 
 TWO_HOSTS = {
@@ -33,7 +35,8 @@ TWO_HOSTS = {
 def walked(connector: str, runs: int, seed: int = 1, **changes: Any) -> WalkResult:
     """Walk engines without KV events, whose check (S10) would find some of these, too. A reset of
     OffloadingConnector has defects of its own (docs/findings.md)."""
-    changes = {"connector": connector, "full": True, "kv_events": False, "without": ("reset",), **changes}
+    fixed = {"full": True, "window": WINDOW, "kv_events": False, "without": ("reset",)}
+    changes = {"connector": connector, **fixed, **changes}
     return walk(
         lambda random: VllmWorld(msgspec.structs.replace(draw_shape(random), **changes)), seed, runs=runs
     )
@@ -64,6 +67,23 @@ def test_right_connectors_are_asked_in_each_way(connector: str) -> None:
     assert ("answers compared with those to a request without a history" in cases) is (
         connector != "KvsmConnector"
     )
+
+
+@pytest.mark.skipif(not version("vllm").startswith("0.33."), reason="only vLLM 0.33 was looked at")
+@pytest.mark.parametrize("window", WINDOWS)
+def test_vllms_offloading_connector_stores_a_window_of_whole_blocks_in_vain(window: int) -> None:
+    """For a window of five tokens it stores the one block before the end of the prompt, which a request with
+    this prompt reads. To serve it, it wants two."""
+    world = VllmWorld(EngineShape(connector="OffloadingConnector", windows=True, window=window))
+    world.do(("arrive", 0, 16, 1, 1, 0))
+    while (action := world.wind_down()) != ("ask",):
+        assert action is not None
+        world.do(action)
+    if window % BLOCK_TOKENS == 1:
+        with pytest.raises(PropertyBroken, match=r"\(S19\): .* up to block 0 behind 0 blocks"):
+            world.do(action)
+    else:
+        assert world.do(action)
 
 
 def test_a_prompt_is_asked_for_with_each_number_of_computed_blocks() -> None:

@@ -20,6 +20,8 @@ ROOMY = 1000
 """Host blocks that a run never fills."""
 WINDOW = 6
 """Tokens of the sliding window, which spans two or three blocks."""
+WINDOWS = (5, WINDOW, 8, 9)
+"""The windows that are drawn. Besides the token to compute, the first one spans one whole block."""
 STATES = -1
 """In place of a window: the group has mamba states. All words of a block hold one state."""
 VOCABULARY = 1024
@@ -55,7 +57,7 @@ class EngineShape(msgspec.Struct, frozen=True, kw_only=True):
     shards: tensor-parallel ranks of each stage.
     stages: pipeline stages.
     full: whether there is a KV cache group with full attention.
-    windows: whether there is a group with a sliding window.
+    windows: whether there is a group with a sliding window, of `window` tokens.
     mamba: whether there is a group with mamba states at the ends of blocks (cache mode `align`). Shapes with
         it have no drafts.
     drafts: speculative tokens of each step.
@@ -77,6 +79,7 @@ class EngineShape(msgspec.Struct, frozen=True, kw_only=True):
     stages: int = 1
     full: bool = True
     windows: bool = False
+    window: int = WINDOW
     mamba: bool = False
     drafts: int = 0
     device_blocks: int = 34
@@ -98,7 +101,7 @@ class EngineShape(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def windows_of_groups(self) -> tuple[int, ...]:
         """The window of each KV cache group (tokens); 0 for full attention, `STATES` for mamba states."""
-        groups = (self.full, 0), (self.windows, WINDOW), (self.mamba, STATES)
+        groups = (self.full, 0), (self.windows, self.window), (self.mamba, STATES)
         return tuple(window for is_there, window in groups if is_there)
 
     @property
@@ -136,8 +139,12 @@ def draw_shape(random: Random, faults: tuple[str, ...] = (), mamba: bool = False
     mamba: whether the connector supports models with mamba layers; a fifth of the engines have such a model.
     """
     shape = _drawn(random, faults)
-    # Drawn from other random numbers, so that a seed gives the same actions with and without mamba layers.
-    if not mamba or Random(repr(random.getstate())).random() >= 0.2:
+    # Drawn from other random numbers, so that a seed gives the same actions with each window, and with and
+    # without mamba layers.
+    others = Random(repr(random.getstate()))
+    has_mamba = others.random() < 0.2
+    shape = msgspec.structs.replace(shape, window=others.choice(WINDOWS))
+    if not mamba or not has_mamba:
         return shape
     # Three groups need more blocks than two.
     more = shape.device_blocks + MOST_BLOCKS // 2 * shape.windows
