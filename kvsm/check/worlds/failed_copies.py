@@ -1,7 +1,8 @@
 """Count the cases in which a failed copy could have passed for a good one (failure is not success, S6).
 
 A copy that fails shows nothing if no request could get its blocks afterwards. So only these count: a request
-that still waits for a load that failed, and a match that ended at a block whose store failed.
+that still waits for a load that failed, and a request that is admitted with a match up to a block whose store
+failed.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from collections.abc import Iterable
 from kvsm.check.worlds.check_counts import count_case
 from kvsm.events import (
     CacheReset,
-    HitMatched,
     LoadPlanned,
     OffloadingEvent,
+    RequestAdmitted,
     RequestFinished,
     RequestPreempted,
     StorePlanned,
@@ -52,7 +53,8 @@ def count_failed_copies(events: Iterable[OffloadingEvent]) -> None:
                 stores.clear()
                 loads.clear()
                 failed.clear()
-            case HitMatched() if event.missed in failed:
+            case RequestAdmitted() if event.missed in failed:
                 count_case(
-                    Property.FAILURE_IS_NOT_SUCCESS, "matches that ended at a block whose store failed"
+                    Property.FAILURE_IS_NOT_SUCCESS,
+                    "requests whose match ended at a block whose store failed",
                 )
