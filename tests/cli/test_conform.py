@@ -93,6 +93,15 @@ def test_a_property_held_only_if_a_case_arose() -> None:
     assert verdicts(second)["S1"] == "not exercised"
     assert first["runs"] > 1
     assert first["operations"] > 100
+    page = conform("conformed:LendsOnly").stdout
+    assert "## Held\n\nNone.\n" in page
+    assert "No case arose that could have broken conservation (S1), " in page
+    assert page.count("conservation (S1)") == 1
+
+
+@pytest.mark.usefixtures("_here")
+def test_a_case_that_arose_zero_times_is_no_case() -> None:
+    assert verdicts(told("conformed:CountsNothing"))["S1"] == "not exercised"
 
 
 @pytest.mark.usefixtures("_here")

@@ -65,6 +65,13 @@ class LendsOnly(Shelf):
     returns = False
 
 
+class CountsNothing(Shelf):
+    """A shelf whose check had nothing to look at."""
+
+    def returned(self) -> None:
+        count_case(Property.CONSERVATION, "books that were returned", 0)
+
+
 class TwoFaults(Shelf):
     """Breaks one of two properties, by its size. The message has another number each time."""
 
