@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any
 
+from kvsm.check.vllm_fuzz.shape import BLOCK_TOKENS
 from kvsm.check.worlds.check_counts import count_case
 from kvsm.errors import PropertyBroken
 from kvsm.properties import Property
@@ -36,10 +37,16 @@ class Completions:
         """[rank]: request -> the number of its loads that the rank has reported as ended."""
         self._vllm_ends: Counter[str] = Counter()
         """Request -> the number of its loads that vLLM has reported as ended on all ranks."""
-        self.all_reset = False
-        """Whether all caches have been reset, those of the connector too."""
         self._has_matched = False
-        """Whether a request has matched tokens. Of a connector that matches nothing, nothing is stale."""
+        """Whether a request has matched tokens. Of a connector that never does, nothing is stale."""
+        self._served: dict[str, Any] = {}
+        """Requests that have got device blocks since the last reset of all caches, by name."""
+        self._before_reset: set[bytes] = set()
+        """The hashes of the blocks of all requests that had got device blocks before such a reset."""
+        self._may_be_stale: set[str] = set()
+        """Requests whose last match could have begun with a block from before such a reset."""
+        self._uncounted = 0
+        """Cases of stale data that are counted as soon as a request matches tokens."""
         self._answers_later: set[str] = set()
         """Requests whose last match is loaded asynchronously."""
         for name, observe in (
@@ -83,6 +90,11 @@ class Completions:
                     f"{self._loads[name]} began"
                 )
 
+    def all_were_reset(self) -> None:
+        """Record that all caches were reset, those of the connector too."""
+        self._before_reset.update(hash for one in self._served.values() for hash in one.block_hashes)
+        self._served.clear()
+
     def check_at_rest(self) -> None:
         """Check at rest that no promised report is missing. Raises `PropertyBroken`."""
         ranks = len(self._ends)
@@ -93,21 +105,34 @@ class Completions:
                     "have reported that it was sent",
                 )
 
-    def _matched(self, answer: Any, request: Any, *_: Any) -> None:
+    def _matched(self, answer: Any, request: Any, num_computed_tokens: int) -> None:
         tokens, later = answer
         self._has_matched = self._has_matched or bool(tokens)
-        if self.all_reset and self._has_matched:
-            count_case(
-                Property.NO_STALE_DATA, "requests that asked the connector after a reset of all caches"
-            )
+        # The block behind the device's: a match begins with it, and always leaves a token to compute.
+        block = num_computed_tokens // BLOCK_TOKENS
+        may_match = (block + 1) * BLOCK_TOKENS < request.num_tokens
+        is_old = may_match and request.block_hashes[block] in self._before_reset
+        (self._may_be_stale.add if is_old else self._may_be_stale.discard)(request.request_id)
+        self._count_stale()
         (self._answers_later.add if tokens and later else self._answers_later.discard)(request.request_id)
 
     def _allocated(self, _: Any, request: Any, _blocks: Any, num_external_tokens: int) -> None:
         name = request.request_id
+        self._served[name] = request
+        if name in self._may_be_stale:
+            self._may_be_stale.remove(name)
+            self._uncounted += 1
+            self._count_stale()
         count_case(Property.CORRECT_BYTES, "tokens that requests got from the connector", num_external_tokens)
         if num_external_tokens and name in self._answers_later:
             self._answers_later.remove(name)
             self._loads[name] += 1
+
+    def _count_stale(self) -> None:
+        if self._has_matched:
+            case = "requests that continue a prompt from before a reset of all caches"
+            count_case(Property.NO_STALE_DATA, case, self._uncounted)
+            self._uncounted = 0
 
     def _request_finished(self, answer: Any, request: Any, *_: Any) -> None:
         if answer[0]:

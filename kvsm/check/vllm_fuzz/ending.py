@@ -102,9 +102,6 @@ class Ending:
         if self._events is None:
             return False
         self._done("probe")
-        count_case(
-            Property.EVENTS_ARE_STATE, "engines whose KV events were compared", bool(self._engine.asked)
-        )
         engine = self._engine
         with engine.calling("take_events"):
             self._events.check_device()

@@ -43,10 +43,13 @@ from vllm.v1.outputs import KVConnectorOutput
 
 from kvsm.check.vllm_fuzz.lost_copies import LostCopies
 from kvsm.check.vllm_fuzz.word_model import Words
+from kvsm.check.worlds.check_counts import count_case
+from kvsm.check.worlds.failed_copies import count_failed_load
 from kvsm.copies.copy_engine import CopyResult
 from kvsm.core.plan import TransferJob
 from kvsm.events import Direction
 from kvsm.ids import listed, pack
+from kvsm.properties import Property
 from kvsm.vllm.connector import KvsmConnector
 
 LOAD, STORE, PART_OF_LOAD = range(3)
@@ -103,7 +106,9 @@ class RankFaults:
         self._doubled = False
         self._steps = 0
         self._held: list[KVConnectorOutput] = []
-        """Reports that were held back."""
+        """Reports that were held back, or that are repeated in the next step."""
+        self._repeated = 0
+        """The number of repeated ones among them."""
 
     def over(self, engine: Any) -> FaultyCopies:
         """Wrap a copy engine of kvsm's, so that it has these faults."""
@@ -166,10 +171,13 @@ class RankFaults:
         if self._steps and may_hold:
             self._steps -= 1
             self._held += [output, *([again] if again else ())]
+            self._repeated += again is not None
             return KVConnectorOutput()
         for engine in self._engines:
             engine.ends_reported()
+        count_case(Property.STALE_REPORTS, "reports that were repeated", self._repeated)
         output, self._held = _together([*self._held, output]), [again] if again else []
+        self._repeated = len(self._held)
         return output
 
     def _failed(self, output: KVConnectorOutput, groups: int) -> KVConnectorOutput:
@@ -185,6 +193,7 @@ class RankFaults:
         if not blocks:
             return output
         self._words[blocks] = _SPOILED
+        count_failed_load()
         if is_part:
             return replace(output, invalid_block_ids={*output.invalid_block_ids, *blocks})
         return replace(output, failed_recving={*output.failed_recving, name})

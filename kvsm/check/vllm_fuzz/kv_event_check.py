@@ -26,6 +26,7 @@ from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStor
 from vllm.v1.core.kv_cache_utils import get_block_hash, get_group_id, maybe_convert_block_hash
 
 from kvsm.check.vllm_fuzz.host_probe import AskedBlock
+from kvsm.check.worlds.check_counts import count_case
 from kvsm.errors import PropertyBroken
 from kvsm.properties import Property
 
@@ -102,6 +103,7 @@ class PublishedEvents:
         self._host_events()
         if not self._host_has_published:
             return
+        count_case(Property.EVENTS_ARE_STATE, "engines whose KV events were compared", bool(asked))
         surely_there, maybe_there = _in_all(self._host), _in_any(self._host)
         known: dict[EventName, AskedBlock] = {event_name(0, block.hash): block for block in asked}
         for name, block in known.items():

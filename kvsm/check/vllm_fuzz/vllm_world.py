@@ -72,6 +72,7 @@ from kvsm.check.vllm_fuzz.stored_bytes import StoredBytes
 from kvsm.check.vllm_fuzz.twin_asks import TwinAsks
 from kvsm.check.vllm_fuzz.word_model import EngineStep, KnownTokens, ModelRunner
 from kvsm.check.worlds.check_counts import count_case
+from kvsm.check.worlds.failed_copies import count_failed_copies
 from kvsm.check.worlds.world import Action
 from kvsm.core.log.memory import MemoryLog
 from kvsm.errors import KvsmError, PropertyBroken, described, raised_at
@@ -351,24 +352,20 @@ class VllmWorld:
             self._stores_surely = done and not self._has_had_faults
         if done and connector:
             self._runner.epoch += 1
-            self._completions.all_reset = True
+            self._completions.all_were_reset()
         return True
 
     def _fail(self, rank: int, what: int) -> bool:
         if not self._has(rank) or not self.ranks[rank].faults.fail(what):
             return False
         self._fault_happens()
-        count_case(Property.FAILURE_IS_NOT_SUCCESS, "copies that were made to fail")
         return True
 
     def _late(self, rank: int, steps: int) -> bool:
         return self._has(rank) and self.ranks[rank].faults.hold(steps)
 
     def _double(self, rank: int) -> bool:
-        if not self._has(rank) or not self.ranks[rank].faults.double():
-            return False
-        count_case(Property.STALE_REPORTS, "reports that were repeated")
-        return True
+        return self._has(rank) and self.ranks[rank].faults.double()
 
     def _lose(self, rank: int, what: int) -> bool:
         self._fault_happens()
@@ -434,7 +431,10 @@ class VllmWorld:
         return self._is_at_rest() and self._ending is not None and self._ending.fill()
 
     def _shutdown(self) -> bool:
-        return self._is_at_rest() and self._ending is not None and self._ending.shutdown()
+        if not self._is_at_rest() or self._ending is None or not self._ending.shutdown():
+            return False
+        count_failed_copies(self.events)
+        return True
 
     def to_rest(self) -> None:
         """Settle until the engine is at rest. Raises `PropertyBroken` if it does not rest (progress, S9)."""
