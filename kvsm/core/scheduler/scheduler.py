@@ -154,6 +154,9 @@ class OffloadScheduler:
 
             end = lookup.longest_hit(limit, known)
             slots = lookup.slots(end, index)
+        if not len(slots):
+            # No layer reads a token before `end`, so there is nothing to load.
+            end = num_computed_tokens
         return self._pin(tracked, slots, end, lookup.lacking)
 
     def _fetch(self, below: TierBelow, tracked: TrackedRequest, lookup: HitSearch, limit: int) -> int | None:

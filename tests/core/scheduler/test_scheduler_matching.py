@@ -1117,3 +1117,16 @@ def test_match_comes_to_rest() -> None:
     engine.carry_out(transfer, good=False)
     come_to_rest(engine)
     assert request.finished
+
+
+@pytest.mark.parametrize("window", [1, 2 * HASH_TOKENS])
+def test_a_hit_of_which_no_layer_reads_a_token_is_not_offered(window: int) -> None:
+    """Progress (S9): its load would copy nothing and fail, and the engine would ask for it in every step.
+
+    A walk found it: a window of one token, or a chunk of chunked local attention that begins at the end.
+    """
+    kind = GroupKind.SLIDING_WINDOW if window == 1 else GroupKind.CHUNKED_LOCAL
+    engine = SmallEngine((KVCacheGroup(HASH_TOKENS, kind, window),), prefix_cache=False)
+    engine.arrive(SmallRequest("asking", range(2 * HASH_TOKENS + 1)))
+    engine.run(20)
+    assert not of_kind(engine, ev.LoadPlanned)
