@@ -27,7 +27,7 @@ class RequestActions(CoreActions):
         match = self.core.match(name, keys)
         hits, waits_for = self.books.match(name, keys)
         if (match.hits, match.waits_for) != (hits, waits_for):
-            broken = Property.PUBLISH_AFTER_COMMIT if match.hits > hits else Property.MATCH_HOLDS
+            broken = Property.PUBLISH_AFTER_COMMIT if match.hits > hits else Property.STORED_SO_SERVED
             raise PropertyBroken(broken, f"{name} was answered {match}; the books say {hits}, {waits_for}")
         events = len(self.log)
         self.bench.operations += 1

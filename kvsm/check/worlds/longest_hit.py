@@ -3,7 +3,8 @@
 `kvsm.core.scheduler.hits.HitSearch` lowers the end of a hit group by group. Here every end is tried, the
 largest first. A hit may end at a token if, for each group, all tokens that its layers read there are on the
 device or in a readable chunk on the host. The two share no code. The small engine compares with this
-reference each answer of the scheduler, and the device hits that it finds with `HitSearch`.
+reference each answer of the scheduler, and the device hits that it finds with `HitSearch`. A hit that is too
+short breaks "stored, so served" (S19), one that is too long "a match holds what it counts" (S7).
 
 Taken as given, not checked: the number of device tokens that the engine passes, which keys are readable, and
 the rules by which a request may not load or may not wait.
@@ -89,7 +90,8 @@ def check_device_hit(engine: SmallEngine, request: SmallRequest, local: int) -> 
         has = engine.pool.cached.__contains__
         longest = Prompt(engine.groups, request.cells).longest_hit(0, maxsize, has)
         if local != longest:
-            _broken(request, f"has {local} tokens on the device, and the longest hit {longest}")
+            message = f"has {local} tokens on the device, and the longest hit {longest}"
+            _broken(request, message, is_short=local < longest)
 
 
 def check_answer(request: EngineRequest, local: int, found: int | None, expected: int | None) -> None:
@@ -98,11 +100,14 @@ def check_answer(request: EngineRequest, local: int, found: int | None, expected
     found, expected: tokens to load after the `local` device tokens; None for a request that must wait.
     """
     if found != expected:
-        _broken(request, f"is offered {found} tokens behind {local}, and the longest hit has {expected}")
+        message = f"is offered {found} tokens behind {local}, and the longest hit has {expected}"
+        # A request that must wait is served more later. One that waits in vain is served nothing now.
+        _broken(request, message, is_short=found is None or expected is None or found < expected)
 
 
-def _broken(request: EngineRequest, message: str) -> NoReturn:
-    raise PropertyBroken(Property.MATCH_HOLDS, f"request {request.request_id} {message}")
+def _broken(request: EngineRequest, message: str, *, is_short: bool) -> NoReturn:
+    property = Property.STORED_SO_SERVED if is_short else Property.MATCH_HOLDS
+    raise PropertyBroken(property, f"request {request.request_id} {message}")
 
 
 def expected_answer(
@@ -137,7 +142,9 @@ def expected_answer(
     busy = {slot for transfer in ledger.transfers.values() for slot in to_list(transfer.slots)}
     if may_wait and any(index[key] in busy for key in prompt.keys_read(local, end) if key is not None):
         return None
-    return prompt.longest_hit(local, most, lambda key: key in index and ledger.readable(index[key])) - local
+    end = prompt.longest_hit(local, most, lambda key: key in index and ledger.readable(index[key]))
+    # A hit of which no layer reads a token loads nothing, so it is not offered.
+    return end - local if any(prompt.keys_read(local, end)) else 0
 
 
 def watch_answers(scheduler: OffloadScheduler) -> None:

@@ -12,7 +12,8 @@ scheduling, and copies that end when the caller says so. It shares no code with 
 - full offload (S16): a request with `do_remote_decode` finishes while one of its full chunks is neither on
   the host nor being stored;
 - one token left (S18): a match covers a whole prompt;
-- a match that is shorter or longer than the longest hit, reported as S7 (`kvsm.check.worlds.longest_hit`);
+- stored, so served (S19) and a match holds what it counts (S7): a match is shorter, or longer, than the
+  longest hit (`kvsm.check.worlds.longest_hit`);
 - progress (S9): `run` does not come to rest.
 
 A wrong copy of the right content is not detected: the bytes of a key are equal, whichever copy wrote them.
@@ -146,7 +147,7 @@ class SmallEngine(SmallWorkers):
     """Requests that were preempted since the last step."""
     states: Annotated[
         dict[str, list[tuple[int, int, int]]],
-        Dropped("only tests set it"),
+        Dropped("empty between two actions"),
     ]
     """`StepOutput.boundary_states` of the next step (mamba)."""
     computing: Annotated[

@@ -346,7 +346,7 @@ def say_nothing_of_what_finds_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
         (store_twice, "S13 S8", 2),
         (forget_what_is_old, "S13 S14", 7),
         (say_nothing, "S10", 7),
-        (wait_for_ever, "S7 S9", 7),
+        (wait_for_ever, "S9 S19", 7),
         (lose_too_early, "S9", 9),
         (keep_a_cursor, "S13", 3),
         (flush_half, "S17", 2),
