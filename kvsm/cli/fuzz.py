@@ -190,6 +190,7 @@ def fuzz(
     Targets:
       core        the offload core alone, every call in every order: the fastest
       serving     the core and the scheduler, with a small engine around them
+      layers      the same with windows, states, drafts, chunks, sessions and reused names
       copies      the engine of streams and events, on a simulated device
       hand-over   a prefill engine hands the blocks of prompts to a decode engine
       tiers       a host pool with a disk below it: failures, resets, kills and power losses
@@ -214,8 +215,7 @@ def fuzz(
     reduction after the current step: the walk, the corpus and the failure are saved, and the command to
     continue is printed. A second Ctrl-C ends at once.
 
-    A corpus is a directory with a small file for each schedule. To merge the corpora of two machines, copy
-    the files into one directory: the next walk drops redundant ones.
+    To merge two corpora, copy their files into one directory. The next walk drops redundant ones.
 
     \b
     Exit codes: 0 nothing found; 1 a failure; 2 unusable input; 130 (Ctrl-C) or 143 (SIGTERM) if interrupted

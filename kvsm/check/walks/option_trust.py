@@ -21,6 +21,7 @@ from kvsm.check.worlds.core_options import CoreOptions
 from kvsm.check.worlds.hand_over_options import HandOverWorldOptions
 from kvsm.check.worlds.serving_world import RequestSpec, ServingOptions
 from kvsm.check.worlds.two_tiers import TwoTierOptions
+from kvsm.check.worlds.wider_serving import WiderOptions
 from kvsm.core.policies import POLICIES
 from kvsm.core.scheduler import KVCacheGroup
 from kvsm.errors import ConfigError
@@ -46,6 +47,7 @@ _POLICY = Named("code of an eviction policy", "--allow-policy", tuple(POLICIES))
 TEXTS: Mapping[type[msgspec.Struct], Mapping[str, Named | None]] = {
     CoreOptions: {"policy": _POLICY},
     ServingOptions: {"policy": _POLICY},
+    WiderOptions: {"policy": _POLICY},
     # The `kv_transfer_params` of a client. They are read as data, and no other engine exists in this world.
     RequestSpec: {"parameters": None},
     # Only copied into KV events.

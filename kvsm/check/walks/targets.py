@@ -16,9 +16,11 @@ from kvsm.check.worlds.core_options import CoreOptions, draw_options
 from kvsm.check.worlds.core_world import CoreWorld
 from kvsm.check.worlds.hand_over_options import HandOverWorldOptions, draw_hand_over_options
 from kvsm.check.worlds.hand_over_world import HandOverWorld
+from kvsm.check.worlds.layer_options import draw_layers
 from kvsm.check.worlds.serving_world import Budgets, EndingServing, RequestSpec, ServingOptions
 from kvsm.check.worlds.small_request import HASH_TOKENS
 from kvsm.check.worlds.two_tiers import TwoTierOptions, TwoTierWorld
+from kvsm.check.worlds.wider_serving import WiderOptions, WiderServing
 from kvsm.check.worlds.world import World
 from kvsm.core.policies import POLICIES
 from kvsm.core.scheduler import GroupKind, KVCacheGroup, LastStep, StoreMode
@@ -189,6 +191,13 @@ TARGETS: dict[str, WalkTarget] = {
     ),
     "serving": WalkTarget(
         "the core and the scheduler with a small engine", ServingOptions, EndingServing, draw_serving, 3
+    ),
+    "layers": WalkTarget(
+        "the same with windows, states, drafts, chunks, sessions and reused names",
+        WiderOptions,
+        WiderServing,
+        draw_layers,
+        3,
     ),
     "copies": WalkTarget(
         "the engine of streams and events on a simulated device",

@@ -6,6 +6,8 @@
 - A session pauses until the next part of its prompt arrives. Meanwhile it keeps its blocks.
 - A request may reuse the name of a finished one whose blocks may not be freed yet.
 - A step may preempt a request that it has just admitted, and give its blocks to others.
+- Mamba layers: each state that a step computes at the end of a block is handed over in the next step. Its
+  bytes are modelled as the cells of its block.
 
 It also checks what each step stores (`kvsm.check.worlds.offered_chunks`), and that no copy touches the blocks
 of a finished request when they may be freed (no reuse in flight, S3).
@@ -13,15 +15,15 @@ of a finished request when they may be freed (no reuse in flight, S3).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any
 
 from kvsm.check.worlds.offered_chunks import OfferedChunksBook, check_head_of_queue
 from kvsm.check.worlds.small_engine import SmallEngine
-from kvsm.check.worlds.small_request import NULL, SmallRequest
+from kvsm.check.worlds.small_request import NULL, Cell, SmallRequest
 from kvsm.check.worlds.small_workers import ComputedRange
 from kvsm.core.ledger.canonical import KEPT, PART, Seen, declared
-from kvsm.core.scheduler import StepResults
+from kvsm.core.scheduler import GroupKind, StepResults
 from kvsm.errors import PropertyBroken
 from kvsm.ids import to_list
 from kvsm.properties import Property
@@ -51,11 +53,16 @@ class WiderEngine(SmallEngine):
     reconsiders: Annotated[bool, KEPT]
     """Whether this step preempts a request that it admits."""
     offered: Annotated[OfferedChunksBook, PART]
+    computed: Annotated[
+        Collection[str],
+        Seen(lambda engine, names: sorted(names.requests[name] for name in engine.computed)),
+    ]
+    """Requests that the last step has computed, if there are mamba layers."""
 
     def __init__(self, *options: Any, **more: Any) -> None:
         super().__init__(*options, **more)
         self.paused, self.unverified = {}, {}
-        self.reconsiders, self.offered = False, OfferedChunksBook()
+        self.reconsiders, self.offered, self.computed = False, OfferedChunksBook(), ()
 
     # Reused names.
 
@@ -139,6 +146,8 @@ class WiderEngine(SmallEngine):
     def _admit(self, scheduled: dict[str, int], accept: int | None) -> None:
         before = dict(self.running)
         super()._admit(scheduled, accept)
+        if self.has_states:
+            self._hand_over_states()
         admitted = [request for name, request in self.running.items() if name not in before]
         if not self.reconsiders or not admitted:
             return
@@ -148,6 +157,28 @@ class WiderEngine(SmallEngine):
         # Move it to the end of the queue, so that other requests get its blocks.
         self.waiting.append(self.waiting.pop(0))
         super()._admit(scheduled, accept)
+
+    # Mamba layers.
+
+    @property
+    def has_states(self) -> bool:
+        """Whether there are mamba layers."""
+        return any(group.kind is GroupKind.MAMBA for group in self.groups)
+
+    def _hand_over_states(self) -> None:
+        for name in self.computed:
+            request = self.running.get(name)
+            if request is None or request.loading:
+                continue
+            tokens, states = request.num_computed_tokens - request.num_output_placeholders, []
+            for index, (group, table) in enumerate(zip(self.groups, request.tables)):
+                if group.kind is GroupKind.MAMBA and tokens and not tokens % group.block_tokens:
+                    block = table[tokens // group.block_tokens - 1]
+                    state: list[Cell] = [*request.cells[tokens - group.block_tokens : tokens]]
+                    self.device[block] = [state] * self.workers
+                    self.brought.pop(block, None)
+                    states.append((index, block, tokens))
+            self.states[name] = states
 
     # Drafts.
 
@@ -215,3 +246,5 @@ class WiderEngine(SmallEngine):
             check_head_of_queue(self)
             self.offered.check(self, scheduled)
         super()._advance(scheduled)
+        if self.has_states:
+            self.computed = list(scheduled)
