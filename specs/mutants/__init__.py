@@ -5,6 +5,7 @@ from __future__ import annotations
 from mutants.adapting import ADAPTING
 from mutants.checking import CHECKING
 from mutants.folding import FOLDING
+from mutants.hits import HITS
 from mutants.logs import LOGS
 from mutants.mutant import Mutant
 from mutants.offloading import OFFLOADING
@@ -15,7 +16,10 @@ from mutants.vllm_adapting import VLLM_ADAPTING
 
 MUTANTS: dict[str, Mutant] = {
     one.id: one
-    for area in (SCHEDULING, OFFLOADING, FOLDING, TIERING, SAVING, LOGS, CHECKING, ADAPTING, VLLM_ADAPTING)
+    for area in (
+        *(SCHEDULING, OFFLOADING, FOLDING, TIERING, SAVING, LOGS, CHECKING, ADAPTING, VLLM_ADAPTING),
+        HITS,
+    )
     for one in area
 }
 

@@ -189,6 +189,15 @@ FOUND = {
     "M125": FoundBy(VLLM_LIVES, Property.CORRECT_BYTES, 4),
     "M126": FoundBy(VLLM_LIVES, Property.PROGRESS, 2),
     "M127": FoundBy(VLLM_LIVES, Property.CORRECT_BYTES, 5),
+    "M128": FoundBy(LAYERS, Property.STORED_SO_SERVED, 33),
+    "M129": FoundBy(BARE, Property.STORED_SO_SERVED, 7),
+    "M130": FoundBy(SERVING, Property.CORRECT_BYTES, 92),
+    "M131": FoundBy(BARE, Property.STORED_SO_SERVED, 8),
+    "M132": FoundBy(LAYERS, Property.STORED_SO_SERVED, 10),
+    "M133": FoundBy(DISTURBED, Property.STORED_SO_SERVED, 7),
+    "M134": FoundBy(LAYERS, Property.STORED_SO_SERVED, 10),
+    "M135": FoundBy(AUDITED_SERVING, Property.STORED_SO_SERVED, 36),
+    "M136": FoundBy(LAYERS, Property.STORED_ONCE, 46),
 }
 
 MISSED = {
