@@ -187,11 +187,12 @@ def test_every_short_schedule_of_a_good_connector_is_good() -> None:
 
 
 def test_the_shortest_way_to_a_defect_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request arrives and is aborted: nothing shorter can leak."""
+    """A request arrives. At the end of the run the connector is asked for its prompt by a request that is
+    aborted: nothing shorter can leak."""
     monkeypatch.chdir(tmp_path)
     answer = searched("broken_connectors:LeaksOnAbort", 3)
     (finding,) = answer["findings"]  # type: ignore[misc]
-    assert [action[0] for action in finding["failure"]["actions"]] == ["arrive", "abort"]
+    assert [action[0] for action in finding["failure"]["actions"]] == ["arrive"]
     assert finding["failure"]["systematic"] == 3
     (test,) = (tmp_path / "kvsm-vllm-fuzz-systematic-3" / "1").glob("test_*.py")
     assert "--systematic 3` in run" in test.read_text()

@@ -42,6 +42,8 @@ class Runtime:
         # A chooser of 0 runs compute first, and copies only if no compute can run.
         self.device = SimulatedDevice(rows, np.zeros((1, rows.shape[1]), rows.dtype), lambda _count: 0)
         self._current = self.device.compute
+        self.has_stored = False
+        """Whether a copy from the device was queued."""
 
     @property
     def current_stream(self) -> SimulatedStream:
@@ -83,6 +85,7 @@ class Runtime:
                 ctypes.memmove(destination, source, size)
 
         count_case(Property.COPY_ORDER, "copies beside the compute of steps")
+        self.has_stored |= not all(map(self._is_device, writes))
         stream.launch(
             name,
             [self._block(address) for address in reads if self._is_device(address)],
@@ -228,6 +231,7 @@ class PoolDevice:
         host = [self._first + slot for slot in slots]
         is_load = direction is Direction.LOAD
         count_case(Property.COPY_ORDER, "copies beside the compute of steps")
+        self._runtime.has_stored |= not is_load
         stream.launch(
             f"{direction.name.lower()} {transfer}",
             () if is_load else device,

@@ -44,6 +44,7 @@ class AskedEngine(Protocol):
 
     shape: EngineShape
     scheduler: Any
+    ranks: list[Any]
     asked: dict[str, Request]
     may_have_lost_stores: bool
     surely_stored: set[str]
@@ -61,6 +62,7 @@ class ServedPrompts:
         self._stores_at_once = (
             has_room and STATES not in self._shape.windows_of_groups and _stores_at_once(self._shape.extra)
         )
+        self._has_stored = any(rank.runtime.has_stored for rank in engine.ranks)
         self._announced = announced if self._has_all and is_all_there_is(self._shape) else ()
 
     def check(self) -> None:
@@ -103,7 +105,9 @@ class ServedPrompts:
                     if event_name(group, request.block_hashes[block]) in self._announced:
                         known.add(group, block)
             self._compare(known, ends, name, "its KV events announce them, and nothing was evicted")
-        if self._stores_at_once and self._is_stored(like):
+        # A connector that has stored nothing has nothing to serve.
+        has_stored = self._has_stored or any(end > computed for computed, end in enumerate(ends))
+        if self._stores_at_once and has_stored and self._is_stored(like):
             count_case(Property.STORED_SO_SERVED, "served prompts that the host has room for")
             # With sliding windows, vLLM keeps only the blocks that the same prompt would read again.
             tokens = like.num_prompt_tokens - any(self._shape.windows_of_groups)
