@@ -12,7 +12,7 @@ import msgspec
 from kvsm.check.explore.counterexample import action_text, render, retell, save_log
 from kvsm.check.explore.model import INTERRUPT, Verdict
 from kvsm.check.proof.any_size_proof import OpenCondition, Proof, ProofProgress, prove
-from kvsm.check.proof.finite import Example, ExampleSearch, Reached, reached
+from kvsm.check.proof.finite import Example, ExampleSearch, Reached, never_taken, reached
 from kvsm.check.proof.progress_proof import WINDING_DOWN
 from kvsm.check.proof.solvers import Answer, Solver
 from kvsm.check.protocol.plain import ProtocolModel
@@ -66,6 +66,7 @@ class AnySizeAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema
     cpu_seconds: the CPU time of each solver.
     open: the conditions that are not proved.
     limit: what ended the proof early; empty if nothing did.
+    never_taken: steps that are possible in no state with few members, so that their conditions say nothing.
     """
 
     model: str
@@ -79,6 +80,7 @@ class AnySizeAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema
     open: tuple[ToldOpenCondition, ...]
     seconds: float
     limit: str
+    never_taken: tuple[str, ...] = ()
 
 
 def check_any_size(
@@ -89,7 +91,8 @@ def check_any_size(
     proof = _prove(model.name, {name: sized[0] for name, sized in versions.items()}, solvers, jobs)
     # After an interrupt the command must end, so no examples are searched.
     opened = [] if proof.limit else _examples(versions, proof.open)
-    answer = _answer(model, proof, opened)
+    idle = never_taken(versions.values()) if not proof.limit and find_spec("z3") else ()
+    answer = _answer(model, proof, opened, idle)
     if as_json:
         say_json(answer)
     else:
@@ -200,12 +203,15 @@ def _open_lines(one: ToldOpenCondition, example: Example | None, known: Reached 
 # Results.
 
 
-def _answer(model: DeclaredModel, proof: Proof, opened: Sequence[_Opened]) -> AnySizeAnswer:
+def _answer(
+    model: DeclaredModel, proof: Proof, opened: Sequence[_Opened], idle: tuple[str, ...]
+) -> AnySizeAnswer:
+    """idle: the steps that are never taken."""
     declared = [sized[0] for sized in model.versions().values()]
     broken = any(known is not None and known.refutation is not None for _, _, known in opened)
     return AnySizeAnswer(
         model=model.name,
-        verdict=Verdict.REFUTED if broken else proof.verdict,
+        verdict=Verdict.REFUTED if broken else Verdict.UNDETERMINED if idle else proof.verdict,
         versions=proof.versions,
         claims=tuple(dict.fromkeys((*_named(one.always for one in declared), str(Property.PROGRESS)))),
         invariants=_named(one.invariants for one in declared),
@@ -215,6 +221,7 @@ def _answer(model: DeclaredModel, proof: Proof, opened: Sequence[_Opened]) -> An
         open=tuple(one for one, _, _ in opened),
         seconds=round(proof.seconds, 1),
         limit=proof.limit,
+        never_taken=idle,
     )
 
 
@@ -233,6 +240,8 @@ def _lines(model: DeclaredModel, answer: AnySizeAnswer) -> Iterator[str | Toned]
     yield f"  properties  {', '.join(answer.claims)}"
     yield f"  invariants  {len(answer.invariants)}: {'; '.join(answer.invariants)}"
     yield f"  conditions  {answer.conditions:,}, {len(answer.open)} open; {answer.seconds:.1f} s"
+    for step in answer.never_taken:
+        yield in_yellow(f"  {step} is never taken: its guard holds in no state, so nothing is proved of it")
     for solver, proved in answer.proved.items():
         yield f"    {solver} proved {proved:,} in {answer.cpu_seconds[solver]:.1f} s of CPU time"
 

@@ -46,7 +46,11 @@ def lamps(size: int) -> Declaration:
             Action("light", "A lamp is lit while all are dark.", (one,), dark, (Assign(on[one], TRUE),)),
             Action("darken", "A lamp goes out.", (one,), lit, (Assign(on[one], FALSE),), drains=True),
             Action(
-                "flash", "An armed lamp is lit.", (one,), armed[one].equals(TRUE), (Assign(on[one], TRUE),)
+                "flash",
+                "A lamp is lit that is armed, or while all are dark.",
+                (one,),
+                armed[one].equals(TRUE) | dark,
+                (Assign(on[one], TRUE),),
             ),
             Action("disarm", "A lamp is disarmed.", (one,), TRUE, (Assign(armed[one], FALSE),)),
         ),

@@ -8,7 +8,7 @@ set of facts of the state that no reachable state has together.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -66,6 +66,33 @@ class Reached:
     refutation: Refutation | None
     complete: bool
     excluding: tuple[str, ...] = ()
+
+
+def never_taken(versions: Iterable[Sequence[Declaration]]) -> tuple[str, ...]:
+    """Return the steps that z3 finds possible in no version, in no state in which all hypotheses hold.
+
+    What is proved of such a step says nothing: its guard may be false by mistake.
+
+    versions: for each version its declarations with few members of each set.
+    """
+    possible: dict[str, bool] = {}
+    for sized in versions:
+        for declared in sized:
+            induction = Induction(declared, sizes_of(declared))
+            for step in induction.steps:
+                if not possible.get(step.name):
+                    question = induction.condition(step.name, "", induction.taken(step).text)
+                    possible[step.name] = _is_satisfiable(question.texts[-1])
+    return tuple(name for name, is_possible in possible.items() if not is_possible)
+
+
+def _is_satisfiable(text: str) -> bool:
+    import z3
+
+    solver = z3.Solver(ctx=z3.Context())
+    solver.set("timeout", 20_000)
+    solver.from_string(text)
+    return bool(solver.check() == z3.sat)
 
 
 class ExampleSearch:

@@ -28,6 +28,7 @@ from kvsm.check.protocol.offload_protocol import Variant, offload_protocol
 from kvsm.check.protocol.plain import Move
 from kvsm.check.protocol.scope import EXAMPLE_SCOPES
 from kvsm.check.protocol.terms import (
+    FALSE,
     TRUE,
     Declaration,
 )
@@ -99,6 +100,21 @@ def test_answer_for_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert opened["example"]["reachable"] is True
     assert opened["example"]["path"] == ["light 0", "light 1"]
+
+
+def stuck(declared: Declaration) -> Declaration:
+    """No lamp is ever lit."""
+    return replace(declared, actions=(replace(declared.actions[0], guard=FALSE), *declared.actions[1:]))
+
+
+def test_a_step_whose_guard_is_false_is_not_proved_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of its conditions holds, because there is no such step."""
+    made = [stuck(lamps(size)) for size in (1, 2)]
+    answer = check(monkeypatch, made)
+    assert answer.exit_code == 3
+    assert "UNDETERMINED" in answer.output
+    assert "light is never taken: its guard holds in no state" in answer.output
+    assert json.loads(check(monkeypatch, made, "--json").output)["never_taken"] == ["light"]
 
 
 def tired(_solver: str, _condition: Condition) -> tuple[Answer, float]:
