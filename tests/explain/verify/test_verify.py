@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planted_bugs import plant
 from replay_life import (
     CONFIGS,
     OPERATIONS,
@@ -29,6 +30,7 @@ from kvsm import events as ev
 from kvsm.core.ledger import Ledger
 from kvsm.core.ledger.snapshot import digest, restore, snapshot
 from kvsm.core.log import LogGap, WholeState
+from kvsm.core.scheduler.hits import HitSearch
 from kvsm.errors import LogDamaged
 from kvsm.events import KINDS, OffloadingEvent
 from kvsm.explain.story import (
@@ -39,6 +41,7 @@ from kvsm.explain.story import (
     verify_log,
 )
 from kvsm.properties import Property
+from kvsm.serving import RunOptions, run_workload
 from kvsm.states import machines_digest
 
 # Verifying good logs.
@@ -517,3 +520,22 @@ def test_a_log_by_other_tables_is_told(tmp_path: Path, monkeypatch: pytest.Monke
     assert machines_digest() != "other"
     condition = verify_log(tmp_path / "log").condition
     assert "other machine tables" in condition.notes()[0]
+
+
+@pytest.mark.usefixtures("_python_folds")
+def test_a_search_that_serves_half_of_a_hit_is_found_in_the_log_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stored, so served (S19): no crash and no wrong byte, but the log names a key that could be read."""
+    options = RunOptions(requests=150, device_blocks=64, host_blocks=160, log=str(tmp_path / "good"))
+    run_workload(options)
+    assert verify_log(tmp_path / "good").good
+    plant(
+        monkeypatch,
+        HitSearch._served,
+        "_first_missing(keys, first, last, has)",
+        "(first + _first_missing(keys, first, last, has)) // 2",
+    )
+    run_workload(msgspec.structs.replace(options, log=str(tmp_path / "short")))
+    found = verify_log(tmp_path / "short")
+    assert [one.property for one in found.violations] == [Property.STORED_SO_SERVED]
