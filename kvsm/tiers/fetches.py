@@ -101,17 +101,17 @@ class Fetches:
     def match(self, hits: Sequence[PendingHit]) -> None:
         """Match each request whose hit is now complete on the host.
 
-        A key that was missing when the copy began may be readable by now: then none is named. The request
-        asks again in the next step, and is served it then.
+        A key that was missing when the copy began may be readable by now. Then the result of that lookup is
+        out of date, and is not recorded. The request asks again in the next step, and is served the key then.
         """
         ledger = self._host.ledger
         for hit in hits:
             slots = [ledger.index.get(key, -1) for key in hit.keys]
             if all(slot >= 0 and ledger.readable(slot) for slot in slots):
                 came = hit.missed is not None and self._host.lookup(hit.missed) is LookupResult.HIT
-                missed = None if came else hit.missed
+                figures = () if came else (hit.asked, hit.on_device, hit.on_host)
                 try:
-                    self._host.pin(hit.request, slots, missed, hit.asked, hit.on_device, hit.on_host)
+                    self._host.pin(hit.request, slots, None if came else hit.missed, *figures)
                 except LimitReached:
                     continue  # the request asks again, and gets this error then
                 self._matched[hit.request] = None

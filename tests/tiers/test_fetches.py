@@ -13,10 +13,12 @@ from disk_rig import directory as memory_directory
 from test_tiers import KEYS, Tiers
 
 from examples import examples
+from kvsm.core.ledger import Ledger
 from kvsm.core.log import LogReader
 from kvsm.core.offloader import LookupResult, PendingHit
 from kvsm.core.plan import TransferJob
 from kvsm.events import Direction, HitMatched, LoadPlanned, RequestDeferred, StorePlanned, WorkerReported
+from kvsm.explain.story import Auditor
 from kvsm.ids import to_list
 from kvsm.serving import RunOptions, RunResult, load_workload, run_workload
 from kvsm.tiers.fetches import SHARE
@@ -91,14 +93,16 @@ def test_what_has_come_is_still_there_when_its_request_loads_it() -> None:
 def test_the_match_at_the_end_of_a_copy_names_only_a_key_that_is_missing_then(stored: bool) -> None:
     """Stored, so served (S19): another request may store the missing key while the copy is in flight."""
     tiers = fetching(2)
-    awaited = tiers.tier.fetch(PendingHit("r", KEYS[:2], missed=KEYS[2]))
+    awaited = tiers.tier.fetch(PendingHit("r", KEYS[:2], KEYS[2], 3, None, 2))
     assert awaited is not None
     assert tiers.host.defer("r", awaited)
     if stored:
         tiers.store(KEYS[2:3])
     tiers.end(loads(tiers)[0])
     (match,) = [event for event in tiers.log if isinstance(event, HitMatched) and event.request == "r"]
-    assert match.missed == (None if stored else KEYS[2])
+    assert (match.missed, match.on_host) == ((None, None) if stored else (KEYS[2], 2))
+    auditor = Auditor(Ledger(tiers.host.config))
+    assert auditor.apply_all(list(tiers.log))[1] == []
     tiers.check()
 
 
