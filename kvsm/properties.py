@@ -85,8 +85,9 @@ class Property(Enum):
     STORED_ONCE = (
         "S13",
         "no doubled or lost store",
-        "A block that is stored or being stored is not stored again, and a block that could not be stored "
-        "yet is offered again.",
+        "A block that is stored or being stored is not stored again, a block that could not be stored yet is "
+        "offered again, and at rest the disk has each idle block of the host, unless it is full of blocks "
+        "used later.",
     )
     NO_STALE_DATA = (
         "S14",

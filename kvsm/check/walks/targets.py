@@ -19,7 +19,8 @@ from kvsm.check.worlds.hand_over_world import HandOverWorld
 from kvsm.check.worlds.layer_options import draw_layers
 from kvsm.check.worlds.serving_world import Budgets, EndingServing, RequestSpec, ServingOptions
 from kvsm.check.worlds.small_request import HASH_TOKENS
-from kvsm.check.worlds.two_tiers import TwoTierOptions, TwoTierWorld
+from kvsm.check.worlds.tier_served import ServedTwoTiers
+from kvsm.check.worlds.two_tiers import TwoTierOptions
 from kvsm.check.worlds.wider_serving import WiderOptions, WiderServing
 from kvsm.check.worlds.world import World
 from kvsm.core.policies import POLICIES
@@ -217,7 +218,7 @@ TARGETS: dict[str, WalkTarget] = {
     "tiers": WalkTarget(
         "a host pool with a disk below it: failures, resets, kills and power losses",
         TwoTierOptions,
-        TwoTierWorld,
+        ServedTwoTiers,
         draw_two_tier_options,
         1,
     ),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvsm.check.worlds.run_figures import RunNotes
+from kvsm.check.worlds.tier_answers import BeforeAnswer
 from kvsm.check.worlds.tier_states import COMPARED, TOLD
 from kvsm.core.ledger.canonical import FIXED, PART, Remade, declare
 from kvsm.core.offloader import Offloader, PendingHit
@@ -55,10 +56,14 @@ class TierRequests:
             found += 1
         missed = keys[found] if found < len(keys) else None
         hit = self.hits[prompt] = PendingHit(name, keys[:found], missed, len(keys), None, found)
+        before = BeforeAnswer.of(host, self.tier, name, keys[:found])
         awaited = self.tier.fetch(hit)
         job, waits = None, awaited is not None and host.defer(name, awaited)
-        if not waits:
+        if waits:
+            before.check(host, None)
+        else:
             match = host.match(name, keys)
+            before.check(host, match.hits if match.waits_for is None else None)
             waits = match.waits_for is not None or match.hits > len(blocks)
             if not waits:
                 missed = keys[match.hits] if match.hits < len(keys) else None

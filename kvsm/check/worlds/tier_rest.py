@@ -2,9 +2,9 @@
 
 - No ledger has a transfer in flight, and no request waits: progress (S9).
 - Each idle block of the host is on the disk, if the disk has at least as many usable slots as the host and
-  accepts stores: full offload (S16). Excepted is a block whose last copy to the disk failed or was given up,
-  until it is used again. With write-back only blocks are required that were used since they were stored, or
-  that the host evicts next. Which blocks a smaller disk holds depends on its policy.
+  accepts stores: no doubled or lost store (S13). Excepted is a block whose last copy to the disk failed or
+  was given up, until it is used again. With write-back only blocks are required that were used since they
+  were stored, or that the host evicts next. Which blocks a smaller disk holds depends on its policy.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class TierRest:
         usable = sum(word & STATE_MASK != RETIRED for word in words)
         if usable >= ledger.config.host_blocks:
             message = f"at rest the host has {lacking[0]!r}, and the disk lacks it"
-            raise PropertyBroken(Property.FULL_OFFLOAD, message)
+            raise PropertyBroken(Property.STORED_ONCE, message)
 
     def _due(self) -> list[bytes]:
         ledger, tier = self.host.ledger, self.tier

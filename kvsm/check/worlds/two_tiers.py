@@ -16,6 +16,8 @@ Checked, besides the ledgers' own properties:
 - after a failed copy its target tier lacks the key: failure is not success (S6);
 - after a reset, or with other weights or another meaning of the bytes, no older block is readable, not even
   from the disk: no stale data (S14);
+- stored, so served (S19): each request is served all that host and disk have, or waits for it
+  (`kvsm.check.worlds.tier_answers`);
 - each sealed and flushed block is recovered after a crash, and the ledger contains the recovered blocks: full
   offload (S16) and conservation (S1);
 - at rest nothing is in flight, no request waits, and the host's idle blocks are on the disk (`TierRest`).

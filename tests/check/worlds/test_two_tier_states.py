@@ -125,14 +125,14 @@ def test_the_shortest_way_to_what_is_planted_is_found(
 
 @pytest.mark.slow
 def test_a_block_that_the_host_has_and_that_gives_way_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Full offload (S16) at rest: equally many slots on both tiers, and three keys that evict each other."""
+    """No doubled or lost store (S13) at rest: equally many slots on both tiers, and three keys that evict each other."""
     bounds = {"host_slots": 2, "disk_slots": 2, "prompts": 4, "failures": 0, "losses": 0}
     sound = {"resets": 0, "crashes": 0, "damages": 0}
     scope = WorldScope("hot", msgspec.structs.replace(SCOPES["small"].options, **bounds, **sound))
     monkeypatch.setattr(disk_tier, "spared", lambda *_: ())
     found = MODELS["tiers"].explore(scope, ExplorationLimits())
     assert found.refutation is not None
-    assert found.refutation.finding.property is Property.FULL_OFFLOAD
+    assert found.refutation.finding.property is Property.STORED_ONCE
     assert len(found.refutation.path) == 14
     monkeypatch.undo()
     assert explored(scope, max_states=2500) is Verdict.UNDETERMINED

@@ -121,9 +121,9 @@ def the_oldest_that_wait_are_dropped(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("bug", "broken", "seed"),
     [
-        (uses_are_not_heard, Property.FULL_OFFLOAD, 2),
-        pytest.param(what_the_host_has_gives_way, Property.FULL_OFFLOAD, 17, marks=pytest.mark.slow),
-        (the_oldest_that_wait_are_dropped, Property.FULL_OFFLOAD, 14),
+        (uses_are_not_heard, Property.STORED_ONCE, 2),
+        pytest.param(what_the_host_has_gives_way, Property.STORED_ONCE, 17, marks=pytest.mark.slow),
+        (the_oldest_that_wait_are_dropped, Property.STORED_ONCE, 14),
         (a_reset_begins_no_era, Property.NO_STALE_DATA, 8),
         (places_are_kept, Property.CONSERVATION, 2),
         (a_failed_load_is_good_for_the_host, Property.FAILURE_IS_NOT_SUCCESS, 14),

@@ -1,0 +1,74 @@
+"""Stored, so served (S19): what went down to the disk can come up.
+
+After a kill at rest, a process with an empty host serves each prompt as far as the disk has it.
+`kvsm.check.worlds.tier_answers` checks each answer of the process that runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from itertools import takewhile
+
+import msgspec
+
+from kvsm.check.worlds.check_counts import count_case
+from kvsm.check.worlds.two_tiers import PROMPTS, TwoTierWorld
+from kvsm.errors import PropertyBroken
+from kvsm.properties import Property
+from kvsm.tiers.disk.recovery import decide
+
+_MOST_STEPS = 100
+
+
+class ServedTwoTiers(TwoTierWorld):
+    """A world of two tiers that also asks, at rest, for all that a kill would leave on the disk."""
+
+    def check(self) -> None:
+        super().check()
+        if self.wind_down() is None:
+            check_comes_up(self)
+
+
+def check_comes_up(world: TwoTierWorld) -> None:
+    """Check that a process after a kill serves each prompt as far as the disk has it.
+
+    The world is not changed. Prompts with a damaged block are excepted: their copies fail as a whole.
+    """
+    for number in range(world.options.prompts):
+        after = _after_a_kill(world)
+        keys = PROMPTS[number][: world.options.length]
+        expected = list(takewhile(after.disk.ledger.index.__contains__, keys))
+        if not expected or _is_damaged(after, expected):
+            continue
+        count_case(Property.STORED_SO_SERVED, "prompts that only the disk has")
+        # A request that may not wait asks a second time.
+        for _ in range(2):
+            after.do(("ask", number))
+            for _ in range(_MOST_STEPS):
+                if (action := after.wind_down()) is None:
+                    break
+                after.do(action)
+        lacking = [key for key in expected if key not in after.rest.used]
+        if lacking:
+            message = f"the disk has {expected} of a prompt after a kill, and {lacking[0]!r} is not served"
+            raise PropertyBroken(Property.STORED_SO_SERVED, message)
+
+
+def _is_damaged(world: TwoTierWorld, keys: Sequence[bytes]) -> bool:
+    index = world.disk.ledger.index
+    return any(rank.disk[index[key]].value is None for rank in world.ranks for key in keys)
+
+
+def _after_a_kill(world: TwoTierWorld) -> TwoTierWorld:
+    """Return the world of the next process, without disturbances."""
+    quiet = dict.fromkeys(("failures", "losses", "resets", "crashes", "damages", "most"), 0)
+    after = TwoTierWorld(msgspec.structs.replace(world.options, **quiet))
+    after._epoch, after._meaning, after._ticks = world._epoch, world._meaning, world._ticks
+    after.era, after.life = copy(world.era), world.life + 1
+    after.ranks = [after._rank(rank.disk) for rank in world.ranks]
+    found = decide([rank.scan(after.life) for rank in after.ranks], after.era.id)
+    for rank in after.ranks:
+        rank.expected = {slot: rank.disk[slot].generation for slot in found.slots.values()}
+    after._start(found.slots)
+    return after
