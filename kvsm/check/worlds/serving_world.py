@@ -32,6 +32,7 @@ from kvsm.check.worlds.fingerprint import fingerprint
 from kvsm.check.worlds.lost_stores import check_next_to_go
 from kvsm.check.worlds.mistakes import load_over_a_copy, may_load_over_a_copy
 from kvsm.check.worlds.router import Router
+from kvsm.check.worlds.served_again import unserved
 from kvsm.check.worlds.small_engine import SmallEngine
 from kvsm.check.worlds.small_request import HASH_TOKENS, SmallRequest
 from kvsm.check.worlds.world import Action
@@ -607,6 +608,12 @@ class EndingServing(ServingWorld):
     """
 
     check_every = 20
+
+    def check(self) -> None:
+        """Check every property; at rest also that a next process serves all that the host has (S19)."""
+        super().check()
+        if self.wind_down() is None:
+            unserved(self.engine)
 
     def draw(self, random: Random) -> Action:
         """Draw as `ServingWorld` does. Raises `IndexError`, which ends a run, when nothing is left to do."""

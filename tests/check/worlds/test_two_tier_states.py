@@ -125,7 +125,7 @@ def test_the_shortest_way_to_what_is_planted_is_found(
 
 @pytest.mark.slow
 def test_a_block_that_the_host_has_and_that_gives_way_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No doubled or lost store (S13) at rest: equally many slots on both tiers, and three keys that evict each other."""
+    """No lost store (S13) at rest: equally many slots on both tiers, and three keys that evict each other."""
     bounds = {"host_slots": 2, "disk_slots": 2, "prompts": 4, "failures": 0, "losses": 0}
     sound = {"resets": 0, "crashes": 0, "damages": 0}
     scope = WorldScope("hot", msgspec.structs.replace(SCOPES["small"].options, **bounds, **sound))
