@@ -86,6 +86,18 @@ def test_vllms_offloading_connector_stores_a_window_of_whole_blocks_in_vain(wind
         assert world.do(action)
 
 
+@pytest.mark.parametrize("chunk", [1, 2, 3])
+@pytest.mark.parametrize("tokens", [12, 16, 24, 36])
+def test_kvsm_stores_a_chunk_of_which_a_block_has_left_its_window(chunk: int, tokens: int) -> None:
+    """The whole prompt is computed in one step. Before its blocks are stored, vLLM frees the first of those
+    that a request with this prompt reads."""
+    shape = EngineShape(extra={"blocks_per_chunk": chunk}, windows=True, step_tokens=64)
+    world = VllmWorld(shape)
+    world.do(("arrive", 0, tokens, 1, 1, 0))
+    while (action := world.wind_down()) is not None:
+        assert world.do(action)
+
+
 def test_a_prompt_is_asked_for_with_each_number_of_computed_blocks() -> None:
     world = VllmWorld(EngineShape(connector="SimpleCPUOffloadConnector"))
     world.do(("arrive", 0, 9, 3, 5, 0))

@@ -186,8 +186,8 @@ class OfferBatch:
     def _blocks_of(self, tracked: TrackedRequest, group: int, chunk: int, key: bytes) -> Sequence[int]:
         """Return the device blocks of the chunk with this key; none if it left its window and may be freed.
 
-        The engine does not report when it frees such blocks. The pool has the block that caches the key now,
-        if any. Without a pool, chunks that left the window are skipped.
+        The engine does not report when it frees such blocks. The pool has the blocks that cache the chunk
+        now, if any. Without a pool, chunks that left the window are skipped.
 
         A pool without a prefix cache (`key_of` is None for every block) cannot confirm any content. With it,
         no chunk of a window is stored: the engine may have given the block to another request.
@@ -202,9 +202,30 @@ class OfferBatch:
             cached = self._pool.cached_block(key)
             return () if cached is None else (cached,)
         needed = spec.first_needed_token(tracked.request.num_computed_tokens)
-        if chunk * size * spec.block_tokens < needed - needed % spec.block_tokens:
-            return ()
-        return () if self._config.null_block in blocks else blocks
+        is_held = chunk * size * spec.block_tokens >= needed - needed % spec.block_tokens
+        if is_held and self._config.null_block not in blocks:
+            return blocks
+        return self._cached(tracked, group, chunk, blocks)
+
+    def _cached(
+        self, tracked: TrackedRequest, group: int, chunk: int, blocks: Sequence[int]
+    ) -> Sequence[int]:
+        """Return the device blocks that the pool has cached for a chunk; none if it lacks one.
+
+        blocks: those of the request's table, which the pool may have cached or not.
+        """
+        tokens = self._config.groups[group].block_tokens
+        found = list[int]()
+        for place, block in enumerate(blocks, chunk * self._blocks_per_chunk + 1):
+            key = tracked.key_at(group, place * tokens, self._config.tokens_per_hash)
+            if self._pool is None or key is None:
+                return ()
+            is_cached = block != self._config.null_block and self._pool.key_of(block) == key
+            cached = block if is_cached else self._pool.cached_block(key)
+            if cached is None:
+                return ()
+            found.append(cached)
+        return found
 
     def hand_over(self, tracked: TrackedRequest, group: int, block: int, tokens: int) -> None:
         """Add the mamba state that the engine completed after this number of tokens.
