@@ -57,10 +57,17 @@ class ServedPrompts:
 
     def __init__(self, engine: AskedEngine, announced: Collection[EventName]) -> None:
         self._engine, self._shape = engine, engine.shape
-        has_room = self._has_room()
+        self._chunk = int(self._shape.extra.get("blocks_per_chunk", 1))
+        has_room = "cpu_bytes_to_use" not in self._shape.extra and self._fits(self._shape.host_blocks)
         self._has_all = has_room and not engine.may_have_lost_stores
+        # A block may leave its window, and be reused, before its chunk is full.
+        has_windows = any(self._shape.windows_of_groups)
+        keeps_windows = not has_windows or self._chunk == 1 or self._fits(self._shape.device_blocks)
         self._stores_at_once = (
-            has_room and STATES not in self._shape.windows_of_groups and _stores_at_once(self._shape.extra)
+            has_room
+            and keeps_windows
+            and STATES not in self._shape.windows_of_groups
+            and _stores_at_once(self._shape.extra)
         )
         self._has_stored = any(rank.runtime.has_stored for rank in engine.ranks)
         self._announced = announced if self._has_all and is_all_there_is(self._shape) else ()
@@ -95,7 +102,7 @@ class ServedPrompts:
         if len(ends) < blocks:
             return
         count_case(Property.STORED_SO_SERVED, "prompts of a run that were asked for at rest")
-        known = KnownBlocks(self._shape.windows_of_groups, int(self._shape.extra.get("blocks_per_chunk", 1)))
+        known = KnownBlocks(self._shape.windows_of_groups, self._chunk)
         for computed, end in enumerate(ends):
             known.answered(computed, min(end, blocks))
         self._compare(known, ends, name, "its answers to this prompt contain them")
@@ -148,15 +155,13 @@ class ServedPrompts:
         is_served = bool(request.is_finished()) and request.status is not RequestStatus.FINISHED_ABORTED
         return is_served and request.request_id in self._engine.surely_stored
 
-    def _has_room(self) -> bool:
-        """Whether the host has room for all blocks that the run has stored."""
-        if "cpu_bytes_to_use" in self._shape.extra:
-            return False
-        stored = [
+    def _fits(self, blocks: int) -> bool:
+        """Whether a pool of this size never had to reuse a block in the run."""
+        used = [
             int((1 + request.num_preemptions) * (request.num_tokens // BLOCK_TOKENS + 1))
             for request in self._engine.asked.values()
         ]
-        return sum(stored) * self._shape.groups < self._shape.host_blocks
+        return sum(used) * self._shape.groups < blocks
 
 
 def _ask(part: Any, request: Request, computed: int) -> int | None:
