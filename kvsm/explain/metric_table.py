@@ -65,14 +65,18 @@ class Metric(NamedTuple):
 
 METRICS = (
     Metric("blocks_stored", "counter", "Blocks whose store completed on every worker."),
-    Metric("blocks_imported", "counter", "Blocks from another engine or the disk, among the stored ones."),
+    Metric(
+        "blocks_imported",
+        "counter",
+        "Stored blocks that came from another engine or the disk. blocks_stored counts them, too.",
+    ),
     Metric("blocks_loaded", "counter", "Blocks whose load to the device completed on every worker."),
     Metric(
         "blocks_copied_out",
         "counter",
         "Blocks read for a copy to the disk; disk_blocks_stored counts the copies that succeeded.",
     ),
-    Metric("blocks_matched", "counter", "Host slots that requests were admitted with."),
+    Metric("blocks_matched", "counter", "Host slots that admitted requests matched."),
     Metric(
         "blocks_asked",
         "counter",
@@ -90,11 +94,10 @@ METRICS = (
     Metric(
         "allocation_failures",
         "counter",
-        "Offers that found no room on the host for some or all of their blocks, one for each request. A "
-        "repeated offer counts once.",
+        "Offers of a request for which the host had no room for some or all of the blocks. A repeated offer counts once.",
     ),
-    Metric("keys_recalled", "counter", "Keys offered that the policy remembers evicting (ghost hits)."),
-    Metric("key_bytes", "counter", "Bytes of the keys in events."),
+    Metric("keys_recalled", "counter", "Offered keys that the policy remembers evicting (ghost hits)."),
+    Metric("key_bytes", "counter", "Bytes of the keys that events contain."),
     Metric(
         "matches",
         "counter",
@@ -105,15 +108,15 @@ METRICS = (
     Metric(
         "hand_overs",
         "counter",
-        "Requests that held blocks for another engine, by how that ended. They are among the requests.",
+        "Requests that held blocks for another engine, by how the hold ended. The metric requests counts them, too.",
         {"end": tuple([end.value for end in LeaseEnd])},
     ),
-    Metric("preemptions", "counter", "Requests whose device blocks were taken."),
+    Metric("preemptions", "counter", "Requests that were preempted: the engine took their device blocks."),
     Metric("deferrals", "counter", "Waits of a request for a transfer."),
     Metric(
         "deferrals_ended",
         "counter",
-        "How these waits ended: with the transfer, at their bound, with the request, or with the process.",
+        "How these waits ended: with the transfer, at the time limit, with the request, or with the process.",
         {"how": (BY_TRANSFER, BY_TIMEOUT, BY_FINISH, BY_PREEMPTION, CUT_OFF)},
     ),
     Metric("loads_voided", "counter", "Loads given up before they began: a matched block was voided."),
@@ -121,7 +124,7 @@ METRICS = (
     Metric(
         "transfers_ended",
         "counter",
-        "Transfers that have ended. All other planned ones are live. Cut off: their process ended first.",
+        "Transfers that have ended. All other planned transfers are live. Cut off: the process ended before the transfer.",
         {**_COPIED, "outcome": ENDS},
     ),
     Metric(
@@ -146,7 +149,9 @@ METRICS = (
         "Events after the first one of the log, by kind.",
         {"kind": tuple([kind.__name__ for kind in COUNTED_KINDS])},
     ),
-    Metric("log_events_dropped", "counter", "Events that could not be written, and are missing in the log."),
+    Metric(
+        "log_events_dropped", "counter", "Events that could not be written, and are missing from the log."
+    ),
     Metric("transfer_blocks", "histogram", "Blocks of a completed transfer.", _COPIED, _BLOCKS),
     Metric(
         "transfer_bytes",
@@ -203,9 +208,9 @@ METRICS = (
     ),
     Metric("live_transfers", "gauge", "Transfers planned or in flight; copies out are loads.", _DIRECTIONS),
     Metric("draining_transfers", "gauge", "Live transfers that a reset abandoned."),
-    Metric("known_requests", "gauge", "Requests that are not over."),
+    Metric("known_requests", "gauge", "Requests that have not ended."),
     Metric("deferred_requests", "gauge", "Requests that wait for a transfer."),
-    Metric("life", "gauge", "Processes that have written the log, this one included."),
+    Metric("life", "gauge", "Number of processes that have written the log, including this one."),
     Metric("log_broken", "gauge", "1 while the log cannot be written, else 0."),
 )
 """The metrics of events and ledger, in the order of `values` and of the exporter. A name with bytes, seconds,
@@ -228,7 +233,7 @@ LOOKUPS = (
     Metric(
         "lookup_seconds",
         "histogram",
-        "Seconds that vLLM's scheduler waited for one answer on what the host has of a prompt.",
+        "Seconds that vLLM's scheduler waited for one lookup of a prompt on the host.",
         {},
         _LOOKUP_SECONDS,
     ),
@@ -239,7 +244,7 @@ HAND_OVERS = (
     Metric(
         "hand_overs_missed",
         "counter",
-        "Requests that compute a prompt which another engine was to hand over. vLLM's log says why.",
+        "Requests that computed a prompt whose blocks another engine was to hand over. vLLM's log says why.",
     ),
 )
 """Counters of the scheduler's side that no event shows: a refused hand-over leaves no event."""
@@ -281,7 +286,7 @@ CONFIG_INFO = Metric(
     "gauge",
     "Always 1. Its labels say how the connector is configured: host slots, device blocks in each, bytes of "
     "host memory on all ranks, tokens that fit if each request is as long as the model allows, and the "
-    "options of these names.",
+    "options with the same names.",
     dict.fromkeys(FACTS, ()),
 )
 

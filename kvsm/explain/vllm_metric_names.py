@@ -78,17 +78,17 @@ SHARED = (
     _shared(
         "lookup_sync_delay_seconds",
         "lookup_seconds",
-        "Seconds of one answer on what the host has of a prompt.",
+        "Seconds of one lookup of a prompt on the host.",
     ),
     _shared(
         "lookup_async_delay_seconds",
         "deferral_seconds",
-        "Seconds that a request waited for a copy in flight, until that ended or the request did.",
+        "Seconds that a request waited for a copy in flight, until the copy or the request ended.",
     ),
     _shared(
         "allocation_failure",
         "allocation_failures",
-        "Offers that found no room on the host for some or all of their blocks.",
+        "Offers for which the host had no room for some or all of the blocks.",
     ),
     _shared("cpu_allocation_size", "allocation_blocks", "Host slots of a planned store from the device."),
     _shared(
