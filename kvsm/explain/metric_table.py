@@ -94,7 +94,8 @@ METRICS = (
     Metric(
         "allocation_failures",
         "counter",
-        "Offers of a request for which the host had no room for some or all of the blocks. A repeated offer counts once.",
+        "Offers of a request for which the host had no room for some or all of the blocks. A repeated offer "
+        "counts once.",
     ),
     Metric("keys_recalled", "counter", "Offered keys that the policy remembers evicting (ghost hits)."),
     Metric("key_bytes", "counter", "Bytes of the keys that events contain."),
@@ -108,7 +109,8 @@ METRICS = (
     Metric(
         "hand_overs",
         "counter",
-        "Requests that held blocks for another engine, by how the hold ended. The metric requests counts them, too.",
+        "Requests that held blocks for another engine, by how the hold ended. The metric requests counts them, "
+        "too.",
         {"end": tuple([end.value for end in LeaseEnd])},
     ),
     Metric("preemptions", "counter", "Requests that were preempted: the engine took their device blocks."),
@@ -124,7 +126,8 @@ METRICS = (
     Metric(
         "transfers_ended",
         "counter",
-        "Transfers that have ended. All other planned transfers are live. Cut off: the process ended before the transfer.",
+        "Transfers that have ended. All other planned transfers are live. Cut off: the process ended before the "
+        "transfer.",
         {**_COPIED, "outcome": ENDS},
     ),
     Metric(
