@@ -164,13 +164,13 @@ def _finding(section: str) -> Finding:
 
 def _report(finding: Finding) -> str:
     parts = {name: _LINK.sub(r"\1", text) for name, text in finding.parts.items()}
-    change = parts["Proposed change"].split("\n\n")[0]
+    change = re.sub(r"\s+\(patch\)", "", parts["Proposed change"].split("\n\n")[0])
     if finding.patch:
         diff = (UPSTREAM / "patches" / f"{finding.patch}.diff").read_text(encoding="utf-8")
         change += f"\n\n```diff\n{diff}```"
     steps = re.sub(r"```sh\n.*?```\n*", "", parts["Steps"], flags=re.DOTALL)
     return _REPORT.format(
-        title=parts["Seen by a user"].split(". ")[0].rstrip("."),
+        title=" ".join(parts["Seen by a user"].split()).split(". ")[0].rstrip("."),
         environment=fill(f"{parts['Versions']} {_ENVIRONMENT}", 120, break_on_hyphens=False),
         seen=parts["Seen by a user"],
         steps=steps[steps.index("\n1. ") + 1 :],

@@ -121,7 +121,7 @@ OWN_FINDINGS = (
     ),
     Exhibit(
         id="B68",
-        source="vllm, found by kvsm: a reset stores blocks that a sliding window gave back",
+        source="vllm, found by kvsm: a reset stores blocks that a sliding window freed",
         title="after a reset a request offers blocks that its window gave back",
         story="A connector forgot a block that left a sliding window only if it had not offered it yet. After"
         " a reset each request offered its blocks again from the first one. Other requests had computed into"
@@ -144,7 +144,7 @@ OWN_FINDINGS = (
     ),
     Exhibit(
         id="B69",
-        source="vllm, found by kvsm: a reset that no event tells",
+        source="vllm, found by kvsm: a reset that publishes no event",
         title="a reset publishes no removal",
         story="A reset emptied the host and published no removed block. It relied on the event with which the"
         " device's pool tells that all is cleared, and the device kept its cache because a request ran. So a"

@@ -1,4 +1,4 @@
-"""OffloadingConnector: after a reset, blocks that a window gave back are stored under their old keys."""
+"""OffloadingConnector: after a reset, blocks that a sliding window freed are stored under their old keys."""
 
 import json
 import sys

@@ -144,7 +144,7 @@ def main():
     found, _ = scheduler.connector.get_num_new_matched_tokens(scheduler.requests["again"], 0)
     assert found == 0, "the host has the blocks after all"
     if left := blocks_of_r & on_host:
-        return f"the reset removed {len(left)} blocks from the host, and no event has removed them"
+        return f"the reset removed {len(left)} blocks from the host, and no event says so"
     return None
 
 

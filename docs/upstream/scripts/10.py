@@ -53,7 +53,7 @@ def main():
     read_events()
     if on_host:
         assert primary.lookup(keys[0], again) is LookupResult.MISS
-        return f"the host is empty, and by the events it has {on_host}"
+        return f"the host is empty, and the events say that it has {on_host}"
     return None
 
 

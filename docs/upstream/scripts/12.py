@@ -1,4 +1,4 @@
-"""TieringOffloadingSpec with an fs tier: a miss outlives the store of its key, while its request lives."""
+"""TieringOffloadingSpec with an fs tier: a miss is still returned after its key is stored."""
 
 import json
 import sys
