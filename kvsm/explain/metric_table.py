@@ -109,8 +109,8 @@ METRICS = (
     Metric(
         "hand_overs",
         "counter",
-        "Requests that held blocks for another engine, by how the hold ended. The metric requests counts them, "
-        "too.",
+        "Requests that held blocks for another engine, by how the hold ended. The metric requests counts "
+        "them, too.",
         {"end": tuple([end.value for end in LeaseEnd])},
     ),
     Metric("preemptions", "counter", "Requests that were preempted: the engine took their device blocks."),
@@ -126,8 +126,8 @@ METRICS = (
     Metric(
         "transfers_ended",
         "counter",
-        "Transfers that have ended. All other planned transfers are live. Cut off: the process ended before the "
-        "transfer.",
+        "Transfers that have ended. All other planned transfers are live. Cut off: the process ended before "
+        "the transfer.",
         {**_COPIED, "outcome": ENDS},
     ),
     Metric(
