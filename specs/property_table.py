@@ -78,11 +78,12 @@ VLLM_WORLD = "kvsm.check.vllm_fuzz.vllm_world", "VllmWorld"
 
 ASIDE = {
     Property.CONSERVATION: (
-        "tiers: the ledgers agree about each copy; after a crash the disk's ledger has what the scan finds"
+        "tiers: the ledgers agree about each copy; after a crash, the disk's ledger has the blocks that "
+        "the scan finds"
     ),
     Property.PUBLISH_AFTER_COMMIT: (
-        "contracts (a step); hand-over: the source gives its blocks up at any moment; tiers: what one "
-        "rank lacks does not come back"
+        "contracts (a step); hand-over: the source gives up its blocks at any moment; tiers: a block "
+        "that one rank lacks is not recovered"
     ),
     Property.NO_REUSE_IN_FLIGHT: "contracts (a step)",
     Property.ONE_RELEASE_PER_HOLD: "contracts (a step); requests: a released request holds nothing",
@@ -92,16 +93,16 @@ ASIDE = {
         "in protocol workers fail"
     ),
     Property.MATCH_HOLDS: (
-        "contracts (a step); requests: pinned, loaded, voided or released; tiers: what came from disk "
-        "is held before anything else happens"
+        "contracts (a step); requests: pinned, loaded, voided or released; tiers: a block that came from "
+        "disk is held before anything else happens"
     ),
     Property.LEGAL_CALLS: "contracts (a step); core: every public call",
-    Property.PROGRESS: "any order of draining in the proofs, one order elsewhere; a deferred request wakes",
+    Property.PROGRESS: "in the proofs any order of draining, elsewhere one order; a deferred request wakes",
     Property.EVENTS_ARE_STATE: (
         "serving (`router`): KV events fold to what can be matched; `test_replay.py`, `test_kv_events.py`"
     ),
     Property.DETERMINISM: (
-        "one run in a hundred is made again in a process with another hash seed; `kvsm run --copies "
+        "one run in a hundred is repeated in a process with another hash seed; `kvsm run --copies "
         "simulated` twice, byte for byte"
     ),
     Property.COPY_ORDER: "`--copies simulated`: races found on any schedule; GPU stress",
@@ -116,13 +117,13 @@ ASIDE = {
         "combination"
     ),
     Property.FULL_OFFLOAD: (
-        "tiers: what was sealed and flushed on every rank is found after a crash; "
+        "tiers: blocks that every rank had sealed and flushed are found after a crash; "
         "`test_scheduler_ending.py`, `kvsm run --remote-decode`"
     ),
     Property.ONE_TOKEN_LEFT: "contracts",
     Property.STORED_SO_SERVED: (
-        "contracts (the longest hit of several groups); protocol and requests: no key is held that no "
-        "match could pin; verify: [what a log shows](#what-kvsm-verify-checks-and-when)"
+        "contracts (the longest hit of several groups); protocol and requests: a match can pin each "
+        "key that is held; verify: [what a log shows](#what-kvsm-verify-checks-and-when)"
     ),
 }
 """What the names of the checkers do not say."""
@@ -142,7 +143,15 @@ def property_table() -> str:
         ]
         for one in Property
     ]
-    titles = ["property", "proved for any size", "explored", "walked", "in production", "in vLLM", "besides"]
+    titles = [
+        "property",
+        "proved for any size",
+        "explored",
+        "walked",
+        "in production",
+        "in vLLM",
+        "other checks",
+    ]
     return "".join(f"| {' | '.join(row)} |\n" for row in [titles, ["---"] * len(titles), *rows])
 
 

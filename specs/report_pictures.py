@@ -62,7 +62,8 @@ def steps_picture() -> str:
         counts = tuple(sum(first <= number <= last for number in steps) for steps in sightings)
         rows.append(Bars(f"{first} to {last} steps", counts, tuple(map(str, counts))))
     series = tuple(
-        f"{name}: {len(steps)}" for name, steps in zip(("with scenes", "by the product alone"), sightings)
+        f"{name}: {len(steps)}"
+        for name, steps in zip(("with the museum's worlds", "by the shipped commands alone"), sightings)
     )
     return bar_chart("Exhibits of the museum, by the length of the trace that shows them", rows, series)
 

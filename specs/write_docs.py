@@ -71,8 +71,8 @@ Races, leaks and corruptions that public systems for KV-cache offload had, or ha
 them back into kvsm and lets the checkers look for it ([the museum](../specs/museum/README.md) says how).
 "Found" names the checker that sees a bug first, what it reports, and the length of its trace: shortest for an
 exploration, reduced for a walk. `kvsm museum --all ID` names every checker that finds a bug.
-"By the product alone" names the first shipped command that finds it without worlds or scopes of the museum
-([the budget](../specs/museum/README.md#by-the-product-alone)).
+"By the shipped commands alone" names the first shipped command that finds it without worlds or scopes of
+the museum ([the budget](../specs/museum/README.md#by-the-shipped-commands-alone)).
 
 A bug may be reported as another property than the one that it breaks: kvsm often refuses a step before the
 harm is done ("every call is legal"), or a checker sees an earlier effect.
@@ -157,7 +157,7 @@ def _section(exhibit: Exhibit) -> str:
         f"- Source: {source_link(exhibit.source)}\n"
         f"- Breaks: {exhibit.breaks}\n"
         f"- Found: `{found.checker}` reports {found.property} after {steps}\n"
-        f"- By the product alone: {_found_alone(exhibit.id)}\n"
+        f"- By the shipped commands alone: {_found_alone(exhibit.id)}\n"
     )
 
 

@@ -4,7 +4,8 @@ programs of `examples/`.
 <!-- written: museum -->            how many exhibits each checker has found
 <!-- end -->
 
-<!-- written: museum figures -->    how many exhibits are found, by the product alone and with scenes
+<!-- written: museum figures -->    how many exhibits are found, by the shipped commands
+                                    alone and with the museum's worlds
 <!-- end -->
 
 <!-- written: alone -->             how many exhibits each shipped command has found, and which none has
@@ -107,7 +108,8 @@ def museum_table() -> str:
 def museum_figures() -> str:
     """Return the two figures of the museum, as a paragraph."""
     count = len(EXHIBITS)
-    return f"**{len(ALONE)} of {count} by the product alone, {len(FOUND)} of {count} with scenes.**\n"
+    alone = f"{len(ALONE)} of {count} by the shipped commands alone"
+    return f"**{alone}, {len(FOUND)} of {count} with the museum's worlds.**\n"
 
 
 def alone_table() -> str:
