@@ -133,14 +133,14 @@ def _has_vllm(entry: Entry) -> bool:
 
 
 _OVERVIEW = """\
-# The field
+# Conformance results
 
 <!-- Written by `PYTHONPATH=.:specs python -m write_field`. Do not edit. -->
 
-What [`kvsm conform`](testing.md#conformance-on-one-page) shows about connectors, managers, tiers, prefix
-trees and copy engines, without a GPU. Each row is a walk with the same seed and the same time. The page
-of a target has the steps that break a property, and the number of cases in which a check could have failed. A
-walk proves nothing about cases that did not arise.
+Results of [`kvsm conform`](testing.md#conformance-on-one-page) for connectors, managers, tiers, prefix
+trees and copy engines, without a GPU. Each row is a random walk with the same seed and the same time limit.
+The page of a target has the steps that break a property, and the number of cases in which a check could have
+failed. A walk proves nothing about cases that did not arise.
 
 | mark | meaning |
 | --- | --- |
@@ -148,7 +148,7 @@ walk proves nothing about cases that did not arise.
 | **x** | broken: the page of the target has the steps |
 | (x) | known to be broken, but not found in this walk: see [findings.md](findings.md) or the page |
 | o | not exercised: no such case arose |
-| ? | not asked: the property is newer than the walk |
+| ? | not checked: the property is newer than the walk |
 | | not applicable: the page of the target says why |
 
 """
