@@ -53,7 +53,7 @@ COMMANDS = {
     "diff": Listed("diff", HAPPENED, "Show the first difference between two logs of one workload."),
     "query": Listed("query", HAPPENED, "Run a SELECT, or a named query, over the tables of LOG."),
     "spans": Listed("spans", HAPPENED, "Send the requests of LOG to an OpenTelemetry trace collector."),
-    "export": Listed("export", HAPPENED, "Write LOG as Parquet tables, or as a copy without names."),
+    "export": Listed("export", HAPPENED, "Write LOG as Parquet tables, or as a redacted copy."),
     "whatif": Listed("whatif", OTHERWISE, "Predict the hit rate of LOG with another pool size or policy."),
     "fork": Listed("fork", OTHERWISE, "Re-run LOG from event SEQ with changes; show where it diverges."),
     "top": Listed("top", NOW, "Show what a running engine does, from the LOG that it writes."),

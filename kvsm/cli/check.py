@@ -126,7 +126,7 @@ class ListedModel(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema",
     "--depth",
     "max_depth",
     type=click.IntRange(min=1),
-    help="Most actions from the start; protocol, requests and threads do not support it.",
+    help="Limit for the actions from the start; protocol, requests and threads do not support it.",
 )
 @click.option(
     "--log",
@@ -170,13 +170,13 @@ def check(
     With --any-size the two protocols are proved by induction, without bounds, with the solvers z3 and cvc5.
 
     \b
-    kvsm check                                 a small scope of each model, some seconds
+    kvsm check                                 a small scope of each model: a few seconds
     kvsm check serving --scope full            minutes
-    kvsm check serving --scope pairs           some eighty generated small scopes: minutes
+    kvsm check serving --scope pairs           about eighty generated small scopes: minutes
     kvsm check copies -b copies=3 -b bad=1     bounds of your own
     kvsm check tiers --scope full --cluster ray://head:10001      on many machines
     kvsm check --list                          all models and scopes
-    kvsm check protocol --any-size             a proof by two solvers, a minute (pip install 'kvsm[proof]')
+    kvsm check protocol --any-size             a proof by two solvers: a minute (pip install 'kvsm[proof]')
 
     \b
     Exit codes: 0 proved; 1 refuted; 2 unusable input; 3 undetermined, because a limit was reached.

@@ -136,15 +136,15 @@ def conform(
 ) -> None:
     """Test a connector, manager or tier; print what held.
 
-    A prefix tree and a copy engine, too. TARGET is a built-in name (--list), or module:Class: a machine of
-    kvsm.testing, a world, or a connector of vLLM. Hypothesis, or vLLM's real scheduler around a model of
-    words, makes the calls in random orders.
+    TARGET can also be a prefix tree or a copy engine. It is a built-in name (--list), or module:Class: a
+    state machine of kvsm.testing, a world, or a connector of vLLM. Hypothesis, or vLLM's real scheduler with
+    a stub of a model, makes the calls in random order.
 
-    The page has each property of kvsm once. It held only if a case arose in which a check could have failed;
-    the page counts these cases. Otherwise the property was not exercised, or does not apply, and the page
-    says why. A broken property has its steps, reduced. The walk continues after a failure, and two failures
-    with the same property and message count as one defect. A call that hangs or ends the process
-    breaks a property, too.
+    The result is one page that lists each property of kvsm. A property held only if a case arose in which a
+    check could have failed; the page counts these cases. Otherwise the property was not exercised, or does
+    not apply, and the page says why. For a broken property, the page has the reduced steps. The walk
+    continues after a failure, and two failures with the same property and message count as one defect. A call
+    that hangs or ends the process breaks a property, too.
 
     \b
     Examples:

@@ -105,17 +105,17 @@ def export(
     as_json: bool,
     **trust: Any,
 ) -> None:
-    """Write LOG as Parquet tables, or as a copy without names.
+    """Write LOG as Parquet tables, or as a redacted copy.
 
     --parquet writes one file for each log and table, OUT/TABLE/RUN.parquet, with `log` as its first column.
     RUN is the id of the log's run: a second export of the same log replaces its files. DuckDB can read the
     files of one table from all logs at once. The extra kvsm[analysis] is needed.
 
     --redact writes a log that every command reads, for an issue or a colleague. Requests, keys, tiers,
-    engines, weights, run and pool ids, texts of errors and policies of other packages get new names. Numbers,
+    engines, weights, run and pool ids, error texts and policies of other packages get new names. Numbers,
     sizes and times stay. The old names cannot be recovered from the copy. If LOG has a disk tier, its log is
-    copied to OUT/disk, with the same new names. No code that LOG names is run. You own the files of the copy:
-    the options of tar below leave out your name.
+    copied to OUT/disk, with the same new names. No code that LOG names is run. The files of the copy belong
+    to your user: the tar options below leave out your name.
 
     \b
     Examples:

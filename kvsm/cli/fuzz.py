@@ -107,7 +107,7 @@ def _shard(context: click.Context, option: click.Parameter, value: str | None) -
     "--target",
     type=TargetName(),
     metavar="TARGET",
-    help="The code to test (core): one of the targets below, or package.module:name of your own.",
+    help="The code to test (core): one of the targets above, or package.module:name of your own.",
 )
 @click.option("--seconds", type=click.FloatRange(min=0), help="Stop the runs after this time (10).")
 @click.option("--runs", type=click.IntRange(min=1), metavar="N", help="Stop after N runs instead.")
@@ -121,13 +121,13 @@ def _shard(context: click.Context, option: click.Parameter, value: str | None) -
     "--shard",
     callback=_shard,
     metavar="K/N",
-    help="Make only every N-th run, as machine K of N. Give all machines the same seed.",
+    help="Run only every N-th run, as machine K of N. Give all machines the same seed.",
 )
 @click.option(
     "--corpus",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="Begin runs with the schedules in DIR, and add schedules that reach something new.",
+    help="Begin runs with the schedules in DIR, and add schedules that cover something new.",
 )
 @click.option(
     "--resume",
@@ -182,16 +182,16 @@ def fuzz(
     """Run random operations on the real code, and reduce a failure.
 
     A run is a fresh, small world with hundreds of operations: requests come and go, copies end in any order,
-    reports fail, come late or twice, the cache is reset. Each answer is compared with a simple model of which
-    bytes are where. A run draws its configuration, and whether each kind of operation is frequent, rare or
-    absent. The seed and the number of the run decide everything, so a failure can always be repeated.
+    reports fail, come late or twice, and the cache is reset. Each answer is compared with a simple model of
+    which bytes are where. Each run has a random configuration, in which each kind of operation is frequent,
+    rare or absent. The seed and the number of the run decide everything, so a failure can always be repeated.
 
     \b
     Targets:
       core        the offload core alone, every call in every order: the fastest
       serving     the core and the scheduler, with a small engine around them
-      layers      the same with windows, states, drafts, chunks, sessions and reused names
-      copies      the engine of streams and events, on a simulated device
+      layers      serving with windows, Mamba states, drafts, chunks, sessions and reused names
+      copies      the copy engine with streams and events, on a simulated device
       hand-over   a prefill engine hands the blocks of prompts to a decode engine
       tiers       a host pool with a disk below it: failures, resets, kills and power losses
       all         all of these

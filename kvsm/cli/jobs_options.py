@@ -40,7 +40,7 @@ def cluster_option(command: Decorated) -> Decorated:
     return click.option(
         "--cluster",
         metavar="ADDRESS",
-        help="Work on a Ray cluster: ray://HOST:PORT or HOST:PORT; auto, the cluster that runs on this "
+        help="Run on a Ray cluster: ray://HOST:PORT or HOST:PORT; auto, the cluster that runs on this "
         "machine; local, a new one on this machine. The results are the same as without. Needs kvsm[ray], "
         "and this version of kvsm on every machine.",
     )(command)

@@ -119,10 +119,10 @@ class Choices(msgspec.Struct, frozen=True):
     default="{}",
     type=ConnectorConfig(),
     metavar="JSON",
-    help="The connector's kv_connector_extra_config. cpu_bytes_to_use is drawn unless it is given.",
+    help="The connector's kv_connector_extra_config. If cpu_bytes_to_use is not given, it is random.",
 )
 @click.option(
-    "--seconds", type=click.FloatRange(min=0), help="Walk for this time (60). --reduce-seconds comes on top."
+    "--seconds", type=click.FloatRange(min=0), help="Walk for this time (60), not counting --reduce-seconds."
 )
 @click.option("--runs", type=click.IntRange(min=1), metavar="N", help="Walk N runs instead.")
 @click.option(
@@ -136,7 +136,7 @@ class Choices(msgspec.Struct, frozen=True):
     "--systematic",
     type=click.IntRange(1, 12),
     metavar="N",
-    help="Draw nothing: run every schedule of at most N actions, the shortest first.",
+    help="In place of random runs, run every schedule of at most N actions, the shortest first.",
 )
 @reduce_option
 @jobs_option
@@ -151,7 +151,7 @@ class Choices(msgspec.Struct, frozen=True):
     "--faults",
     multiple=True,
     type=click.Choice(FAULTS),
-    help="Also draw this fault of the workers, which the connector need not survive. Repeatable.",
+    help="Also inject this fault of the workers, which the connector need not survive. Repeatable.",
 )
 @click.option("--first", is_flag=True, help="Stop at the first defect.")
 @click.option(
@@ -181,10 +181,10 @@ def vllm_fuzz(
 ) -> None:
     """Fuzz any vLLM connector under vLLM's scheduler; reduce failures.
 
-    No model and no GPU are needed. Each run is a small engine of its own. vLLM's scheduler, its block pool
-    and both sides of the connector are real. A stub of a model writes words to blocks and checks them. Copies
-    are steps of a simulated device, and end when the seed says so. Requests share prefixes, and are aborted,
-    preempted and salted; caches are reset; steps overlap; there are chunks, drafts, windows, mamba and ranks.
+    No model and no GPU are needed. Each run is a small engine with vLLM's real scheduler and block pool, and
+    both sides of the connector. A stub of a model writes words to blocks and checks them. Copies run on a
+    simulated device; the seed decides when they end. Requests share prefixes, have salts, are aborted and
+    preempted; caches are reset; steps overlap. Runs have chunks, drafts, windows, Mamba and ranks.
 
     Checked: every block that a step reads holds the words of its tokens; no block is written during a copy;
     no call raises; what is stored is served; all work ends, and each end is reported once. Then every client
@@ -198,7 +198,7 @@ def vllm_fuzz(
       kvsm vllm-fuzz --connector my_package.my_module:MyConnector --seed 7 --runs 500
       kvsm vllm-fuzz --connector OffloadingConnector --systematic 4
 
-    Workers have the faults that the connector must survive: copies fail, reports come late or twice. Copies
+    Workers make the faults that the connector must survive: copies fail, reports come late or twice. Copies
     of KvsmConnector also hang, or take longer than transfer_timeout_s.
 
     With --systematic N, each schedule of at most N actions runs in two small engines: one executes steps one

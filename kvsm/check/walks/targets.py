@@ -194,7 +194,7 @@ TARGETS: dict[str, WalkTarget] = {
         "the core and the scheduler with a small engine", ServingOptions, EndingServing, draw_serving, 3
     ),
     "layers": WalkTarget(
-        "the same with windows, states, drafts, chunks, sessions and reused names",
+        "serving with windows, Mamba states, drafts, chunks, sessions and reused names",
         WiderOptions,
         WiderServing,
         draw_layers,
