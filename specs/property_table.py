@@ -107,7 +107,8 @@ ASIDE = {
     ),
     Property.COPY_ORDER: "`--copies simulated`: races found on any schedule; GPU stress",
     Property.STORED_ONCE: (
-        "with the lazy store, the next victims on the device are on the host; tiers: at rest the disk has each "
+        "with the lazy store, the next victims on the device are on the host; tiers: at rest the disk "
+        "has each "
         "idle block of the host; "
         "`test_scheduler_storing.py` (offered again), `test_scheduler_retry.py` (after a failure)"
     ),
@@ -124,8 +125,8 @@ ASIDE = {
     Property.ONE_TOKEN_LEFT: "contracts",
     Property.STORED_SO_SERVED: (
         "contracts (the longest hit of several groups); protocol and requests: a match can pin each "
-        "key that is held; serving and tiers: every answer, and at rest a next process serves all that host or "
-        "disk have; verify: [what a log shows](#what-kvsm-verify-checks-and-when)"
+        "key that is held; serving and tiers: every answer, and at rest the next process serves all blocks "
+        "on the host or disk; verify: [what a log shows](#what-kvsm-verify-checks-and-when)"
     ),
 }
 """What the names of the checkers do not say."""
