@@ -108,8 +108,7 @@ ASIDE = {
     Property.COPY_ORDER: "`--copies simulated`: races found on any schedule; GPU stress",
     Property.STORED_ONCE: (
         "with the lazy store, the next victims on the device are on the host; tiers: at rest the disk "
-        "has each "
-        "idle block of the host; "
+        "has each idle block of the host; "
         "`test_scheduler_storing.py` (offered again), `test_scheduler_retry.py` (after a failure)"
     ),
     Property.NO_STALE_DATA: "after a reset, a crash and a restart; crash tests of the log",
