@@ -13,10 +13,11 @@ import msgspec
 from short_servers import SHORT_SERVERS
 
 from kvsm.check.vllm_fuzz.known_blocks import KnownBlocks
-from kvsm.check.vllm_fuzz.shape import BLOCK_TOKENS, STATES, WINDOW, WINDOWS, EngineShape, draw_shape
+from kvsm.check.vllm_fuzz.shape import BLOCK_TOKENS, ROOMY, STATES, WINDOW, WINDOWS, EngineShape, draw_shape
 from kvsm.check.vllm_fuzz.vllm_world import VllmWorld
 from kvsm.check.walks.walk import WalkResult, walk
 from kvsm.check.worlds.check_counts import taken_counts
+from kvsm.check.worlds.world import Action
 from kvsm.errors import PropertyBroken
 from kvsm.properties import Property
 
@@ -94,6 +95,28 @@ def test_kvsm_stores_a_chunk_of_which_a_block_has_left_its_window(chunk: int, to
     shape = EngineShape(extra={"blocks_per_chunk": chunk}, windows=True, step_tokens=64)
     world = VllmWorld(shape)
     world.do(("arrive", 0, tokens, 1, 1, 0))
+    while (action := world.wind_down()) is not None:
+        assert world.do(action)
+
+
+def test_a_block_that_the_device_reused_before_it_was_stored_is_not_expected() -> None:
+    """The prompt of r4 is computed in one step. The next step frees its first blocks, which are out of the
+    window, and takes all free blocks of the device for other requests."""
+    world = VllmWorld(
+        EngineShape(
+            full=False, windows=True, device_blocks=26, host_blocks=ROOMY, step_tokens=64, priorities=True
+        )
+    )
+    schedule, deliver = ("schedule",), ("deliver",)
+    steps: list[Action] = [
+        *(("arrive", 0, 21, 5, 3, 0, 0, 0), ("arrive", 0, 0, 5, 4, 0, 0, 0), ("arrive", 0, 0, 1, 4, 0, 0, 0)),
+        *(schedule, deliver, schedule, ("abort", 0), deliver, schedule, deliver),
+        *(("arrive", 0, 1, 2, 4, 0, 0, 0), schedule, deliver),
+        *(("arrive", 0, 16, 1, 2, 1, 0, 0), ("arrive", 1, 15, 3, 1, 1, 0, 0), schedule),
+        *(("arrive", 0, 1, 4, 1, 0, 0, 0), deliver, ("arrive", 4, 19, 1, 1, 0, 0, 0), schedule, deliver),
+    ]
+    for step in steps:
+        assert world.do(step)
     while (action := world.wind_down()) is not None:
         assert world.do(action)
 

@@ -60,9 +60,8 @@ class ServedPrompts:
         self._chunk = int(self._shape.extra.get("blocks_per_chunk", 1))
         has_room = "cpu_bytes_to_use" not in self._shape.extra and self._fits(self._shape.host_blocks)
         self._has_all = has_room and not engine.may_have_lost_stores
-        # A block may leave its window, and be reused, before its chunk is full.
-        has_windows = any(self._shape.windows_of_groups)
-        keeps_windows = not has_windows or self._chunk == 1 or self._fits(self._shape.device_blocks)
+        # A block may leave its window, and be reused, before it can be stored.
+        keeps_windows = not any(self._shape.windows_of_groups) or self._fits(self._shape.device_blocks)
         self._stores_at_once = (
             has_room
             and keeps_windows

@@ -17,7 +17,7 @@ MOST_TOKENS = 48
 MOST_BLOCKS = 26
 """The device blocks that the largest request needs in two groups, plus the null block."""
 ROOMY = 1000
-"""Host blocks that a run never fills."""
+"""Blocks of a pool that a run never fills."""
 WINDOW = 6
 """Tokens of the sliding window, which spans two or three blocks."""
 WINDOWS = (5, WINDOW, 8, 9)
@@ -144,6 +144,9 @@ def draw_shape(random: Random, faults: tuple[str, ...] = (), mamba: bool = False
     others = Random(repr(random.getstate()))
     has_mamba = others.random() < 0.2
     shape = msgspec.structs.replace(shape, window=others.choice(WINDOWS))
+    if shape.windows and shape.host_blocks == ROOMY and others.random() < 0.5:
+        # What left its window is stored for sure only if the device does not reuse it.
+        shape = msgspec.structs.replace(shape, device_blocks=ROOMY)
     if not mamba or not has_mamba:
         return shape
     # Three groups need more blocks than two.
