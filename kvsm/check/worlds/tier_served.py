@@ -6,7 +6,7 @@ After a kill at rest, a process that begins with an empty host serves each promp
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from copy import copy
 from itertools import takewhile
 
@@ -25,14 +25,14 @@ class ServedTwoTiers(TwoTierWorld):
 
     def __init__(self, options: TwoTierOptions) -> None:
         super().__init__(options)
-        self._asked: Mapping[bytes, int] = {}
-        """What the disk had when it was asked last."""
+        self._asked: tuple[object, ...] = ()
+        """All that the next process would have found when it was asked last."""
 
     def check(self) -> None:
         super().check()
-        index = self.disk.ledger.index
-        if self._asked != index and self.wind_down() is None:
-            self._asked = dict(index)
+        left = (self.era, *[tuple(rank.disk) for rank in self.ranks])
+        if self._asked != left and self.wind_down() is None:
+            self._asked = left
             check_comes_up(self)
 
 
