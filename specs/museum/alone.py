@@ -29,47 +29,37 @@ class AloneBy(NamedTuple):
 
 
 ALONE: Mapping[str, AloneBy] = {
-    "B01": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "serving", Property.LEGAL_CALLS, 8, 1158),
-    "B02": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "copies", Property.COPY_ORDER, 9, 9175),
-    "B03": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "copies", Property.COPY_ORDER, 6, 5588),
-    "B04": AloneBy(
-        "kvsm fuzz --target all --seed 1 --runs 300", "serving", Property.CORRECT_BYTES, 8, 113029
-    ),
+    "B01": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "hand-over", Property.LEGAL_CALLS, 2, 589),
+    "B02": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "copies", Property.COPY_ORDER, 4, 36244),
+    "B03": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "copies", Property.COPY_ORDER, 6, 68926),
+    "B04": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "layers", Property.CORRECT_BYTES, 15, 53553),
     "B05": AloneBy(
-        "kvsm fuzz --target all --seed 1 --runs 300", "serving", Property.NO_REUSE_IN_FLIGHT, 24, 114382
+        "kvsm fuzz --target all --seed 1 --runs 300", "layers", Property.NO_REUSE_IN_FLIGHT, 25, 1643
     ),
-    "B06": AloneBy(
-        "kvsm fuzz --target all --seed 1 --runs 300", "core", Property.ONE_RELEASE_PER_HOLD, 5, 1595
-    ),
-    "B07": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "core", Property.STORED_ONCE, 5, 1402),
-    "B08": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "core", Property.PROGRESS, 2, 1365),
-    "B09": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "core", Property.PROGRESS, 8, 4040),
-    "B10": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "core", Property.LEGAL_CALLS, 1, 1531),
-    "B11": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "core", Property.LEGAL_CALLS, 1, 1924),
-    "B12": AloneBy(
-        "kvsm fuzz --target all --seed 1 --runs 300", "core", Property.PUBLISH_AFTER_COMMIT, 9, 24157
-    ),
+    "B06": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "layers", Property.LEGAL_CALLS, 33, 581),
+    "B07": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "core", Property.STORED_ONCE, 6, 846),
+    "B08": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "core", Property.PROGRESS, 2, 806),
+    "B09": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "core", Property.PROGRESS, 8, 1320),
+    "B10": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "core", Property.LEGAL_CALLS, 1, 13063),
+    "B11": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "core", Property.LEGAL_CALLS, 1, 769),
+    "B12": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "core", Property.STALE_REPORTS, 7, 17930),
     "B13": AloneBy(
-        "kvsm fuzz --target all --seed 1 --runs 300", "serving", Property.NO_REUSE_IN_FLIGHT, 5, 20
+        "kvsm fuzz --target all --seed 1 --runs 300", "layers", Property.NO_REUSE_IN_FLIGHT, 8, 20
     ),
     "B14": AloneBy(
-        "kvsm fuzz --target all --seed 1 --runs 300", "serving", Property.ONE_RELEASE_PER_HOLD, 6, 23
+        "kvsm fuzz --target all --seed 1 --runs 300", "serving", Property.ONE_RELEASE_PER_HOLD, 10, 22206
     ),
-    "B15": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "serving", Property.PROGRESS, 5, 1343),
-    "B16": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "serving", Property.LEGAL_CALLS, 6, 1212),
-    "B17": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "serving", Property.CORRECT_BYTES, 8, 7732),
-    "B18": AloneBy(
-        "kvsm fuzz --target all --seed 1 --runs 300", "serving", Property.LEGAL_CALLS, 151, 242327
-    ),
-    "B19": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "serving", Property.LEGAL_CALLS, 7, 7899),
-    "B20": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "serving", Property.LEGAL_CALLS, 8, 1147),
-    "B21": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "serving", Property.LAST_STEP, 4, 5),
-    "B22": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "core", Property.LEGAL_CALLS, 7, 13937),
-    "B23": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "serving", Property.STORED_ONCE, 36, 210511),
-    "B24": AloneBy(
-        "kvsm fuzz --target all --seed 1 --runs 300", "serving", Property.EVENTS_ARE_STATE, 5, 7600
-    ),
-    "B25": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "copies", Property.LEGAL_CALLS, 2, 7229),
+    "B15": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "core", Property.STALE_REPORTS, 4, 2658),
+    "B16": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "layers", Property.LEGAL_CALLS, 6, 1499),
+    "B17": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "serving", Property.CORRECT_BYTES, 8, 1487),
+    "B18": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "layers", Property.LEGAL_CALLS, 41, 55425),
+    "B19": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "layers", Property.LEGAL_CALLS, 7, 1560),
+    "B20": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "hand-over", Property.LEGAL_CALLS, 3, 587),
+    "B21": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "layers", Property.LAST_STEP, 14, 19),
+    "B22": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "layers", Property.LEGAL_CALLS, 114, 1625),
+    "B23": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "layers", Property.STORED_ONCE, 8, 87007),
+    "B24": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "layers", Property.COPY_ORDER, 3, 6932),
+    "B25": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "copies", Property.LEGAL_CALLS, 3, 36269),
     "B26": AloneBy(
         "kvsm check serving --scope router --states 1000",
         "serving, router",
@@ -77,60 +67,68 @@ ALONE: Mapping[str, AloneBy] = {
         15,
         249,
     ),
-    "B27": AloneBy(
-        "kvsm fuzz --target all --seed 1 --runs 300", "serving", Property.NO_STALE_DATA, 159, 113055
-    ),
-    "B28": AloneBy(
-        "kvsm fuzz --target all --seed 1 --runs 300", "serving", Property.CORRECT_BYTES, 13, 11814
-    ),
+    "B27": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "layers", Property.CORRECT_BYTES, 11, 1522),
+    "B28": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "serving", Property.CORRECT_BYTES, 9, 1476),
     "B29": AloneBy(
-        "kvsm fuzz --target all --seed 1 --runs 300", "serving", Property.ONE_RELEASE_PER_HOLD, 8, 1344
+        "kvsm fuzz --target all --seed 1 --runs 300", "layers", Property.ONE_RELEASE_PER_HOLD, 10, 581
     ),
-    "B30": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "core", Property.LEGAL_CALLS, 1, 1349),
+    "B30": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "serving", Property.LEGAL_CALLS, 2, 1420),
     "B31": AloneBy(
-        "kvsm fuzz --target all --seed 1 --runs 300", "core", Property.ONE_RELEASE_PER_HOLD, 8, 17225
+        "kvsm fuzz --target all --seed 1 --runs 300", "core", Property.ONE_RELEASE_PER_HOLD, 7, 2834
     ),
-    "B32": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "core", Property.LEGAL_CALLS, 8, 1603),
-    "B34": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "core", Property.PROGRESS, 18, 24972),
-    "B35": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "core", Property.CONSERVATION, 5, 1595),
-    "B36": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "serving", Property.LEGAL_CALLS, 1, 1158),
-    "B37": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "copies", Property.COPY_ORDER, 7, 5567),
+    "B32": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "layers", Property.LEGAL_CALLS, 10, 581),
+    "B33": AloneBy(
+        "kvsm fuzz --target all --seed 1 --runs 300", "layers", Property.ONE_RELEASE_PER_HOLD, 35, 110705
+    ),
+    "B34": AloneBy(
+        "kvsm fuzz --target all --seed 1 --runs 300", "layers", Property.EVENTS_ARE_STATE, 135, 1653
+    ),
+    "B35": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "core", Property.CONSERVATION, 6, 1313),
+    "B36": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "layers", Property.LEGAL_CALLS, 11, 14),
+    "B37": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "copies", Property.COPY_ORDER, 5, 5103),
     "B38": AloneBy(
-        "kvsm fuzz --target all --seed 1 --runs 300", "serving", Property.NO_REUSE_IN_FLIGHT, 5, 20
+        "kvsm fuzz --target all --seed 1 --runs 300", "layers", Property.NO_REUSE_IN_FLIGHT, 8, 20
     ),
-    "B39": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "core", Property.STALE_REPORTS, 7, 24225),
-    "B40": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "core", Property.LEGAL_CALLS, 9, 137352),
-    "B41": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "core", Property.STORED_ONCE, 5, 1397),
-    "B42": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "core", Property.CONSERVATION, 5, 1397),
-    "B43": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "core", Property.CONSERVATION, 5, 1397),
-    "B44": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "core", Property.CONSERVATION, 2, 1356),
-    "B45": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "serving", Property.NO_STALE_DATA, 4, 8567),
-    "B46": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "core", Property.EVENTS_ARE_STATE, 6, 3910),
-    "B47": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "serving", Property.MATCH_HOLDS, 18, 15765),
-    "B48": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "serving", Property.NO_STALE_DATA, 5, 17),
+    "B39": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "core", Property.STALE_REPORTS, 7, 5631),
+    "B40": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "core", Property.LEGAL_CALLS, 7, 75875),
+    "B41": AloneBy(
+        "kvsm fuzz --target all --seed 1 --runs 300", "layers", Property.STORED_SO_SERVED, 10, 581
+    ),
+    "B42": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "core", Property.CONSERVATION, 6, 840),
+    "B43": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "core", Property.CONSERVATION, 6, 840),
+    "B44": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "layers", Property.CONSERVATION, 8, 420),
+    "B45": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "layers", Property.NO_STALE_DATA, 7, 9),
+    "B46": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "core", Property.EVENTS_ARE_STATE, 6, 1190),
+    "B47": AloneBy(
+        "kvsm fuzz --target all --seed 1 --runs 300", "layers", Property.STORED_SO_SERVED, 9, 1509
+    ),
+    "B48": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "layers", Property.NO_STALE_DATA, 8, 20),
     "B54": AloneBy(
-        "kvsm check tiers --scope ranks --states 1000", "tiers, ranks", Property.PUBLISH_AFTER_COMMIT, 6, 166
+        "kvsm fuzz --target all --seed 1 --runs 300", "tiers", Property.PUBLISH_AFTER_COMMIT, 9, 119415
     ),
-    "B56": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "tiers", Property.CONSERVATION, 4, 12822),
-    "B57": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "tiers", Property.CONSERVATION, 20, 65148),
-    "B58": AloneBy(
-        "kvsm check tiers --scope restarts --states 1000", "tiers, restarts", Property.NO_STALE_DATA, 6, 195
+    "B56": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "tiers", Property.CONSERVATION, 7, 20428),
+    "B57": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "tiers", Property.CONSERVATION, 19, 20875),
+    "B58": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "tiers", Property.NO_STALE_DATA, 7, 25637),
+    "B59": AloneBy(
+        "kvsm fuzz --target all --seed 1 --runs 300", "tiers", Property.FAILURE_IS_NOT_SUCCESS, 22, 119411
     ),
-    "B59": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "tiers", Property.MATCH_HOLDS, 15, 33982),
-    "B60": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "tiers", Property.PROGRESS, 11, 34179),
-    "B61": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "tiers", Property.LEGAL_CALLS, 3, 12821),
-    "B62": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "tiers", Property.NO_STALE_DATA, 6, 100061),
-    "B63": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "serving", Property.LEGAL_CALLS, 5, 23920),
-    "B64": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "serving", Property.LEGAL_CALLS, 31, 15798),
+    "B60": AloneBy(
+        "kvsm fuzz --target all --seed 1 --runs 300", "tiers", Property.STORED_SO_SERVED, 13, 20875
+    ),
+    "B61": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "tiers", Property.LEGAL_CALLS, 5, 20423),
+    "B62": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "tiers", Property.NO_STALE_DATA, 9, 79811),
+    "B63": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "serving", Property.LEGAL_CALLS, 6, 23563),
+    "B64": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "layers", Property.LEGAL_CALLS, 26, 1571),
     "B65": AloneBy(
-        "kvsm fuzz --target all --seed 1 --runs 300", "serving", Property.CORRECT_BYTES, 13, 12394
+        "kvsm fuzz --target all --seed 1 --runs 300", "serving", Property.CORRECT_BYTES, 11, 84585
     ),
-    "B66": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "tiers", Property.CONSERVATION, 4, 121042),
+    "B66": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "tiers", Property.NO_STALE_DATA, 8, 20475),
+    "B67": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "layers", Property.LEGAL_CALLS, 2, 3),
     "B68": AloneBy(
-        "kvsm fuzz --target all --seed 1 --runs 300", "serving", Property.CORRECT_BYTES, 27, 90222
+        "kvsm fuzz --target all --seed 1 --runs 300", "serving", Property.CORRECT_BYTES, 36, 22425
     ),
-    "B69": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "core", Property.EVENTS_ARE_STATE, 6, 3886),
-    "B70": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "serving", Property.PROGRESS, 1, 20977),
-    "B71": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "tiers", Property.MATCH_HOLDS, 14, 33922),
-    "B72": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "core", Property.EVENTS_ARE_STATE, 3, 24266),
+    "B69": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "core", Property.EVENTS_ARE_STATE, 6, 1166),
+    "B70": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "serving", Property.PROGRESS, 2, 35580),
+    "B71": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "tiers", Property.MATCH_HOLDS, 13, 20875),
+    "B72": AloneBy("kvsm fuzz --target all --seed 1 --runs 300", "core", Property.EVENTS_ARE_STATE, 3, 2690),
 }
