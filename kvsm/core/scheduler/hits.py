@@ -153,6 +153,10 @@ class HitSearch:
                     return end
                 self.lacking = keys[missing]
                 return self._align(missing * tokens)
+            if first < last and last > len(keys):
+                # A chunk that is read is not full. A larger end may need none, in chunked local attention.
+                end = self._align(max(len(keys) * tokens, group.fresh_start(end)))
+                continue
             wanted = keys[first:last]
             found = len(list(takewhile(has, reversed(wanted))))
             if found == len(wanted):

@@ -620,6 +620,7 @@ def test_a_cell_that_only_the_ledger_has_is_named(conformance: MakeConformance) 
     assert not to_see
 
 
+@pytest.mark.usefixtures("_python_folds")
 def test_the_command_tells_and_ends_with_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Event, action, field, expected and found, for people and for scripts."""
     random_life(3, 300, tmp_path / "log", host_blocks=8).close()

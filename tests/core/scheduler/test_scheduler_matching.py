@@ -795,6 +795,28 @@ def test_hybrid_groups_hit_is_the_longest_that_all_serve(
     assert lookup.lacking in needed - held if needed else lookup.lacking is None
 
 
+@pytest.mark.parametrize("chunk", [1, 2])
+@pytest.mark.parametrize("others", [(), (FULL,)])
+def test_hybrid_groups_read_no_chunk_that_is_not_full(others: tuple[KVCacheGroup, ...], chunk: int) -> None:
+    """Chunks of local attention that are no multiple of a block: where an end is rounded down to a block, the
+    layers read tokens that the larger end did not need."""
+    local = KVCacheGroup(2 * HASH_TOKENS, GroupKind.CHUNKED_LOCAL, window=15)
+    config = SchedulerConfig(groups=(*others, local), hash_tokens=HASH_TOKENS)
+    for limit in range(48):
+        prompt = Prompt(config.groups, [b"%d" % token for token in range(limit + 1)], chunk)
+        keys = [
+            [
+                key
+                for token in range(0, limit, group.block_tokens * chunk)
+                if (key := prompt.key(index, token))
+            ]
+            for index, group in enumerate(config.groups)
+        ]
+        held = {key for table in keys for key in table}
+        longest = HitSearch(config, chunk, keys, 0).longest_hit(limit, held.__contains__)
+        assert longest == prompt.longest_hit(0, maxsize, held.__contains__)
+
+
 def test_missed_key_may_be_one_whose_store_is_in_flight() -> None:
     """A request that waited long enough goes on without it. The log must not blame the key behind it."""
     hand = Hand(FULL, core={"defer_ticks": 1})
