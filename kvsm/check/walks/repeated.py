@@ -8,6 +8,7 @@ its standard input, and writes the events of its log to its standard output, bot
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -109,6 +110,7 @@ def _events_of_another_process(case: WalkCase, actions: tuple[Action, ...]) -> l
 
 def main() -> None:
     """Do the actions on standard input, and write the events to standard output."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # The walk may end first. Then nobody waits for the events.
     asked = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=_Actions)
     outcome = rerun(case_of(asked.target, asked.options).make, asked.actions)
     sys.stdout.buffer.write(msgspec.msgpack.encode(encoded(outcome.world.events)))

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 import unsteady
 
@@ -67,3 +71,21 @@ def test_an_event_that_only_one_process_has_is_named() -> None:
     finding = differing_log(case, (("arrive",),), ())
     assert finding is not None
     assert "event 1 is missing here" in finding.message
+
+
+def test_the_other_process_is_silent_if_the_walk_ends_first() -> None:
+    """Nobody reads its answer then."""
+    case = draw_case("core", random_of(SEED, 0))
+    reader, writer = os.pipe()
+    os.close(reader)
+    ended = subprocess.run(
+        [sys.executable, "-m", "kvsm.check.walks.repeated"],
+        input=msgspec.msgpack.encode(
+            {"target": case.target, "options": msgspec.to_builtins(case.options), "actions": ()}
+        ),
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (-signal.SIGPIPE, b"")
