@@ -113,7 +113,7 @@ def test_copies_are_given_up_in_a_walk() -> None:
         worlds.append(VllmWorld(msgspec.structs.replace(draw_shape(random, FAULTS), faults=FAULTS)))
         return worlds[-1]
 
-    walk(make, 1, runs=6)
+    walk(make, 1, runs=10)
     lost = [event.transfer for world in worlds for event in world.events if isinstance(event, TransferLost)]
     assert len(lost) > 5
 
