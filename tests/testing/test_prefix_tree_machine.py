@@ -56,19 +56,19 @@ FAULTS = {
 }
 
 SEEN_ALSO_AS = {
-    trees.FreesDoublesTwice: Property.MATCH_HOLDS,
-    trees.MatchesTooMuch: Property.CORRECT_BYTES,
+    trees.FreesDoublesTwice: {Property.MATCH_HOLDS},
+    trees.MatchesTooMuch: {Property.CORRECT_BYTES, Property.EVENTS_ARE_STATE},
 }
-"""What is freed twice is also given away while it is locked, and a block that was evicted may be matched to
-another one's slot. Which comes first depends on the examples, and they depend on the version of
-Hypothesis."""
+"""What is freed twice is also given away while it is locked. A block that was evicted may be matched to
+another one's slot, and is then on the device without an event. Which comes first depends on the examples, and
+they depend on the version of Hypothesis and on the modules that are loaded."""
 
 
 @pytest.mark.parametrize("tree", FAULTS, ids=lambda tree: tree.__name__)
 def test_fault_is_found_by_its_property(tree: type[Any]) -> None:
     with pytest.raises(PropertyBroken) as found:
         run(tree, examples=300)
-    assert found.value.property in (FAULTS[tree], SEEN_ALSO_AS.get(tree)), found.value
+    assert found.value.property in {FAULTS[tree]} | SEEN_ALSO_AS.get(tree, set()), found.value
 
 
 def test_tree_without_a_method_is_refused_by_name() -> None:
