@@ -221,8 +221,10 @@ def walk(environment: str, python: str, names: list[str]) -> None:
 
 
 def without_machine(text: str) -> str:
-    """The text with paths that begin at a package or at the project, not at the root of this machine."""
-    return re.sub(r"/[^\s\"']*/site-packages/", "", text).replace(f"{ROOT}/", "")
+    """The text with paths that begin at a package or at the project, not at the root of this machine, and
+    without addresses in memory."""
+    text = re.sub(r"/[^\s\"']*/site-packages/", "", text).replace(f"{ROOT}/", "")
+    return re.sub(r" at 0x[0-9a-f]+", "", text)
 
 
 def render() -> None:
