@@ -18,7 +18,7 @@ to the recorded run.
 from __future__ import annotations
 
 import threading
-from typing import Any, Protocol
+from typing import Protocol
 
 from vllm.v1.request import Request, RequestStatus
 
@@ -33,7 +33,7 @@ from kvsm.check.vllm_fuzz.host_probe import (
     repeated,
 )
 from kvsm.check.vllm_fuzz.kv_event_check import EventName, PublishedEvents
-from kvsm.check.vllm_fuzz.served_prompts import ServedPrompts
+from kvsm.check.vllm_fuzz.served_prompts import AskedEngine, ServedPrompts
 from kvsm.check.vllm_fuzz.shape import BLOCK_TOKENS, VOCABULARY, EngineShape
 from kvsm.check.worlds.check_counts import count_case
 from kvsm.check.worlds.world import Action
@@ -47,21 +47,12 @@ THREAD_END_S = 1.0
 """The time within which a thread must end after the shutdown (s)."""
 
 
-class EndedEngine(Protocol):
+class EndedEngine(AskedEngine, Protocol):
     """The parts of a world that its end uses."""
-
-    shape: EngineShape
-    scheduler: Any
-    ranks: list[Any]
-    asked: dict[str, Request]
-
-    may_have_lost_stores: bool
-    surely_stored: set[str]
 
     @property
     def lost_host_blocks(self) -> int: ...
     def filled_by_fresh(self) -> int: ...
-    def calling(self, what: str) -> Any: ...
     def add_request(self, name: str, prompt: list[int], outputs: int, salt: int) -> None: ...
     def forget_request(self, name: str) -> None: ...
     def to_rest(self) -> None: ...
