@@ -31,7 +31,7 @@ def draw_layers(random: Random) -> WiderOptions:
     budgets = _draw_budgets(random, may_lose=references)
     # After a crash each client sends its request again, so none may have taken its name.
     names = 0 if budgets.crashes else random.choice((0, 0, 3))
-    requests = tuple(_draw_requests(random, longest, not asynchronous, not names))
+    requests = tuple(_draw_requests(random, longest, not asynchronous))
     tokens = max([_tokens_of(request) for request in requests])
     return WiderOptions(
         requests=requests,
@@ -82,26 +82,21 @@ def _draw_group(random: Random) -> KVCacheGroup:
     return KVCacheGroup(tokens, drafter=kind == "drafter")
 
 
-def _draw_requests(random: Random, longest: int, sessions: bool, remote_decode: bool) -> list[RequestSpec]:
+def _draw_requests(random: Random, longest: int, sessions: bool) -> list[RequestSpec]:
     """Draw requests whose prompts are prefixes of two prompts, which share some blocks.
 
     sessions: whether some of them are sessions. A step that is scheduled ahead could not pause them.
-    remote_decode: whether some are for another engine. While an earlier request of its name has a load in
-        flight, nothing of such a request is stored.
     """
     shared = random.randint(0, longest // HASH_TOKENS) * HASH_TOKENS
     prompts = [(*range(shared), *range(start, start + longest - shared)) for start in (100, 200)]
-    return [
-        _draw_request(random, random.choice(prompts), sessions, remote_decode)
-        for _ in range(random.randint(10, 40))
-    ]
+    return [_draw_request(random, random.choice(prompts), sessions) for _ in range(random.randint(10, 40))]
 
 
-def _draw_request(random: Random, prompt: Sequence[int], sessions: bool, remote_decode: bool) -> RequestSpec:
+def _draw_request(random: Random, prompt: Sequence[int], sessions: bool) -> RequestSpec:
     blocks = random.randint(1, len(prompt) // HASH_TOKENS) * HASH_TOKENS
     length = random.choice((blocks, min(len(prompt), blocks + 1), random.randint(1, len(prompt))))
     wish, parameters = random.random(), dict[str, Any]()
-    if wish < 0.1 and remote_decode:
+    if wish < 0.1:
         parameters = {"do_remote_decode": True}
     elif wish < 0.25:
         parameters = {"max_load_tokens": random.randint(0, len(prompt))}

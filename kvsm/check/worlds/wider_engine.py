@@ -84,9 +84,7 @@ class WiderEngine(SmallEngine):
         self.paused.pop(name, None)
         self.offered.lost_blocks(request)
         earlier = self.sending.pop(name, None)
-        checks, self.checks_stores = self.checks_stores, self.checks_stores and not self.is_shadowed(request)
         super().finish(request, aborted=aborted)
-        self.checks_stores = checks
         if earlier is not None:
             self.sending[name] = earlier + self.sending.get(name, [])
 

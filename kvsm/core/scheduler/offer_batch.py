@@ -92,6 +92,8 @@ class OfferBatch:
             entry = offloader.ledger.requests[name]
         if entry.word & STATE_MASK == FINISHED:
             # The load of an earlier request of this name has not ended; the cursors are still that request's.
+            if finished:
+                self._collect_all(tracked)
             return
         full = tracked.full_chunks(self._config, self._blocks_per_chunk, finished)
         nothing = (0,) * len(full)
@@ -115,6 +117,12 @@ class OfferBatch:
         self._reached[name] = ReachedCursors(
             entry, reached, reached if settled == offered else _later(full, offered)
         )
+
+    def _collect_all(self, tracked: TrackedRequest) -> None:
+        """Add all confirmed chunks of a request that has no cursors, because an earlier request of its name
+        has them. It needs none: this is its last offer."""
+        for group, last in enumerate(tracked.full_chunks(self._config, self._blocks_per_chunk, True)):
+            self._add(tracked, group, range(last), 0, 0)
 
     def _not_loaded(self, tracked: TrackedRequest, group: int, first: int, last: int) -> list[range]:
         """Return these chunks without those that the request's load has just brought from the host."""

@@ -476,6 +476,38 @@ def test_remote_decode_offers_at_its_finish_what_was_refused_before() -> None:
     assert stored_blocks(hand.step()) == [10, 11]
 
 
+@given(
+    tokens=st.integers(1, 16),
+    parameters=st.sampled_from([None, REMOTE]),
+    draining=st.booleans(),
+    steps=st.integers(0, 3),
+)
+@settings(max_examples=examples(40))
+def test_a_name_that_is_used_again_under_a_load_stores_its_blocks(
+    tokens: int, parameters: dict[str, Any] | None, draining: bool, steps: int
+) -> None:
+    """Full offload (S16), no lost store (S13): the load of an aborted request of this name is in flight, so
+    the cursors of the name are its own. At its end the next request of the name stores all of its blocks, or
+    the log has the reason."""
+    hand = Hand()
+    hand.store(SmallRequest("before", range(100, 108)), [40, 41])
+    aborted = SmallRequest("r", range(100, 112))
+    assert hand.admit(aborted, [50, 51, 52]) == 8
+    hand.scheduler.request_finished(aborted, [[50, 51, 52]], aborted=True)
+    if draining:
+        hand.step()
+        hand.scheduler.reset_cache()
+    request = SmallRequest("r", range(tokens), 3, parameters)
+    table = [*range(-(-request.num_tokens // 4))]
+    hand.admit(request, table)
+    hand.compute(request)
+    for _ in range(steps):
+        hand.step(request)
+    hand.scheduler.request_finished(request, [table])
+    settled = {*hand.core.ledger.index, *skipped(hand, SkipReason.DRAINING)}
+    assert settled >= {*keys_of(request)[: tokens // 4]}
+
+
 @pytest.mark.parametrize(
     ("options", "more"),
     [
