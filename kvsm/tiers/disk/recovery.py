@@ -206,13 +206,23 @@ def decide(scans: Sequence[RankScan], era: bytes = NO_ERA) -> Recovered:
     counts = first.eras == np.void(era)
     places = np.flatnonzero(everywhere & counts)
     order = places[np.lexsort((places, first.numbers[places], first.lives[places]))].tolist()
-    newest = dict(zip(map(first.keys.__getitem__, order), order))  # for equal keys, the last slot wins
+    newest = _last_places(first.keys, order)
     slots = np.array(list(newest.values()), np.int64)
     generations = np.stack([first.lives[slots], first.numbers[slots]], axis=1)
     is_newest = np.zeros(len(everywhere), np.bool_)
     is_newest[slots] = True
     told = tuple(_told(one, (everywhere, counts, is_newest)) for one in scans)
     return Recovered(newest, generations.tobytes(), max(one.life for one in scans), told)
+
+
+def _last_places(keys: Sequence[bytes], order: Sequence[int]) -> dict[bytes, int]:
+    """Return key -> its last place in this order. Its keys are in this order, too: a dict would keep a key
+    where it entered it first."""
+    last = dict(zip(map(keys.__getitem__, order), order))
+    if len(last) < len(order):
+        kept = [place for place in order if last[keys[place]] == place]
+        last = dict(zip(map(keys.__getitem__, kept), kept))
+    return last
 
 
 def _told(one: RankScan, across: Sequence[NDArray[np.bool_]]) -> dict[str, int]:
