@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from kvsm.check.explore.counterexample import action_text, render, retell, save_log
 from kvsm.check.explore.model import INTERRUPT, Verdict
 from kvsm.check.proof.any_size_proof import OpenCondition, Proof, ProofProgress, prove
-from kvsm.check.proof.finite import Example, ExampleSearch, Reached, never_taken, reached
+from kvsm.check.proof.finite import Example, ExampleSearch, Reached, never_met, never_taken, reached
 from kvsm.check.proof.progress_proof import WINDING_DOWN
 from kvsm.check.proof.solvers import Answer, Solver
 from kvsm.check.protocol.plain import ProtocolModel
@@ -67,6 +68,7 @@ class AnySizeAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema
     open: the conditions that are not proved.
     limit: what ended the proof early; empty if nothing did.
     never_taken: steps that are possible in no state with few members, so that their conditions say nothing.
+    never_met: conditions inside claims that hold in no such state, so that what follows is not asked.
     """
 
     model: str
@@ -81,6 +83,7 @@ class AnySizeAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema
     seconds: float
     limit: str
     never_taken: tuple[str, ...] = ()
+    never_met: tuple[str, ...] = ()
 
 
 def check_any_size(
@@ -91,7 +94,7 @@ def check_any_size(
     proof = _prove(model.name, {name: sized[0] for name, sized in versions.items()}, solvers, jobs)
     # After an interrupt the command must end, so no examples are searched.
     opened = [] if proof.limit else _examples(versions, proof.open)
-    idle = never_taken(versions.values()) if not proof.limit and find_spec("z3") else ()
+    idle = _idle(versions.values()) if not proof.limit and find_spec("z3") else _Idle()
     answer = _answer(model, proof, opened, idle)
     if as_json:
         say_json(answer)
@@ -203,15 +206,23 @@ def _open_lines(one: ToldOpenCondition, example: Example | None, known: Reached 
 # Results.
 
 
-def _answer(
-    model: DeclaredModel, proof: Proof, opened: Sequence[_Opened], idle: tuple[str, ...]
-) -> AnySizeAnswer:
-    """idle: the steps that are never taken."""
+class _Idle(NamedTuple):
+    """What is proved in silence: `AnySizeAnswer` says which steps and which conditions."""
+
+    never_taken: tuple[str, ...] = ()
+    never_met: tuple[str, ...] = ()
+
+
+def _idle(versions: Collection[Sequence[Declaration]]) -> _Idle:
+    return _Idle(never_taken(versions), never_met(versions))
+
+
+def _answer(model: DeclaredModel, proof: Proof, opened: Sequence[_Opened], idle: _Idle) -> AnySizeAnswer:
     declared = [sized[0] for sized in model.versions().values()]
     broken = any(known is not None and known.refutation is not None for _, _, known in opened)
     return AnySizeAnswer(
         model=model.name,
-        verdict=Verdict.REFUTED if broken else Verdict.UNDETERMINED if idle else proof.verdict,
+        verdict=Verdict.REFUTED if broken else Verdict.UNDETERMINED if any(idle) else proof.verdict,
         versions=proof.versions,
         claims=tuple(dict.fromkeys((*_named(one.always for one in declared), str(Property.PROGRESS)))),
         invariants=_named(one.invariants for one in declared),
@@ -221,7 +232,8 @@ def _answer(
         open=tuple(one for one, _, _ in opened),
         seconds=round(proof.seconds, 1),
         limit=proof.limit,
-        never_taken=idle,
+        never_taken=idle.never_taken,
+        never_met=idle.never_met,
     )
 
 
@@ -242,6 +254,8 @@ def _lines(model: DeclaredModel, answer: AnySizeAnswer) -> Iterator[str | Toned]
     yield f"  conditions  {answer.conditions:,}, {len(answer.open)} open; {answer.seconds:.1f} s"
     for step in answer.never_taken:
         yield in_yellow(f"  {step} is never taken: its guard holds in no state, so nothing is proved of it")
+    for condition in answer.never_met:
+        yield in_yellow(f"  {condition} holds in no state, so nothing is proved of what follows from it")
     for solver, proved in answer.proved.items():
         yield f"    {solver} proved {proved:,} in {answer.cpu_seconds[solver]:.1f} s of CPU time"
 

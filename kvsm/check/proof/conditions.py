@@ -232,6 +232,10 @@ class Induction:
             for part in parts:
                 yield Condition(NO_STEP.name, name, (first + self.fails(part, self.taken(NO_STEP)),))
 
+    def holds(self, term: Term) -> str:
+        """Assert that a term holds before any step."""
+        return f"(assert {self.writer.say(term)})\n"
+
     def kept(self, step: Step) -> Iterator[Condition]:
         """Each claim after one step."""
         taken = self.taken(step)

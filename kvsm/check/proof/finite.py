@@ -8,6 +8,7 @@ set of facts of the state that no reachable state has together.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,11 +22,16 @@ from kvsm.check.protocol.cell_layout import Cell, CellLayout
 from kvsm.check.protocol.explore import ReachedStates, explore
 from kvsm.check.protocol.plain import Move, State, evaluate
 from kvsm.check.protocol.terms import (
+    And,
     Const,
     Declaration,
     Domain,
+    Exists,
+    ForAll,
     IndexSet,
+    Not,
     OneOf,
+    Or,
     Term,
     Words,
     for_all,
@@ -84,6 +90,42 @@ def never_taken(versions: Iterable[Sequence[Declaration]]) -> tuple[str, ...]:
                     question = induction.condition(step.name, "", induction.taken(step).text)
                     possible[step.name] = _is_satisfiable(question.texts[-1])
     return tuple(name for name, is_possible in possible.items() if not is_possible)
+
+
+def never_met(versions: Iterable[Sequence[Declaration]]) -> tuple[str, ...]:
+    """Return the conditions inside claims that z3 finds possible in no version, in no state in which all
+    hypotheses hold.
+
+    Such a part of a claim is proved whatever follows from the condition, which may be false by mistake. A
+    condition has the name of its claim, and its number among the conditions of this claim.
+
+    versions: as in `never_taken`.
+    """
+    possible: dict[str, bool] = {}
+    for sized in versions:
+        for declared in sized:
+            induction, numbers = Induction(declared, sizes_of(declared)), Counter[str]()
+            for claim in (*declared.always, *declared.invariants):
+                for condition in _conditions_in(claim.term):
+                    name = str(claim.name)
+                    numbers[name] += 1
+                    numbered = f"condition {numbers[name]} of {name!r}"
+                    if not possible.get(numbered):
+                        question = induction.condition("", name, induction.holds(condition))
+                        possible[numbered] = _is_satisfiable(question.texts[-1])
+    return tuple(name for name, is_possible in possible.items() if not is_possible)
+
+
+def _conditions_in(term: Term) -> Iterator[Term]:
+    """Yield the conditions of a claim's implications, each for some values of the parameters around it."""
+    match term:
+        case ForAll(param, body):
+            yield from (Exists(param, condition) for condition in _conditions_in(body))
+        case And(terms):
+            for part in terms:
+                yield from _conditions_in(part)
+        case Or((Not(condition), _)):
+            yield condition
 
 
 def _is_satisfiable(text: str) -> bool:

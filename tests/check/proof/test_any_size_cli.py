@@ -30,7 +30,12 @@ from kvsm.check.protocol.scope import EXAMPLE_SCOPES
 from kvsm.check.protocol.terms import (
     FALSE,
     TRUE,
+    Claim,
     Declaration,
+    ForAll,
+    Param,
+    all_of,
+    implies,
 )
 from kvsm.check.scopes.declared_model import DeclaredModel
 from kvsm.check.scopes.models import MODELS
@@ -115,6 +120,28 @@ def test_a_step_whose_guard_is_false_is_not_proved_in_silence(monkeypatch: pytes
     assert "UNDETERMINED" in answer.output
     assert "light is never taken: its guard holds in no state" in answer.output
     assert json.loads(check(monkeypatch, made, "--json").output)["never_taken"] == ["light"]
+
+
+@pytest.mark.parametrize("place", ["always", "invariants"])
+def test_a_claim_whose_condition_is_false_is_not_proved_in_silence(
+    monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """Whatever would follow from the condition is proved."""
+
+    def idle(declared: Declaration) -> Declaration:
+        lamp = declared.index_sets[0]
+        one, on = Param("one", lamp), declared.variable("on")
+        asked = ForAll(one, all_of(implies(TRUE, TRUE), implies(on[one].equals(TRUE) & FALSE, FALSE)))
+        claim = Claim(Property.CORRECT_BYTES if place == "always" else "idle", "Never asked.", asked)
+        return replace(declared, **{place: (*getattr(declared, place), claim)})
+
+    made = [idle(lamps(size)) for size in (1, 2)]
+    answer = check(monkeypatch, made)
+    assert answer.exit_code == 3
+    assert "UNDETERMINED" in answer.output
+    name = str(Property.CORRECT_BYTES) if place == "always" else "idle"
+    assert f"condition 2 of {name!r} holds in no state" in answer.output
+    assert json.loads(check(monkeypatch, made, "--json").output)["never_met"] == [f"condition 2 of {name!r}"]
 
 
 def tired(_solver: str, _condition: Condition) -> tuple[Answer, float]:
