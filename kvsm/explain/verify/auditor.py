@@ -222,7 +222,7 @@ class Auditor:
     def check(self) -> list[Violation]:
         """Check the whole state. Returns what is broken."""
         ledger = self.ledger
-        broken = check_ledger(ledger) + self.witness.compare_all(ledger)
+        broken = _looked_at(check_ledger, ledger) + _looked_at(self.witness.compare_all, ledger)
         # Stores of a finished request may go on after the request is forgotten.
         if not ledger.requests and not ledger.transfers:
             broken += check_rest(ledger)
@@ -234,6 +234,15 @@ class Auditor:
                 )
             )
         return broken
+
+
+def _looked_at(check: Callable[[Ledger], list[Violation]], ledger: Ledger) -> list[Violation]:
+    """What a check says. A state that it cannot even read, as a slot that there is not, is wrong, too."""
+    try:
+        return check(ledger)
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        message = f"the state cannot be read: {type(error).__name__}: {error}"
+        return [Violation(Property.EVENTS_ARE_STATE, message)]
 
 
 def _in_any_order(told: Told) -> Told:

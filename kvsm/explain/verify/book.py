@@ -49,12 +49,27 @@ from kvsm.states.lease import READING
 class Book:
     """Follows the events of one core, from an empty pool on."""
 
+    # What the last event changes, for the comparison with the ledger.
+    _now_slots: Sequence[int] = ()
+    _now_blocks: Sequence[int] = ()
+    _now_brought: Sequence[int] = ()
+    """Device blocks whose content changes."""
+    _now_requests: Sequence[str] = ()
+    """Requests whose cursors change."""
+    _now_asks: Sequence[str] = ()
+    """Requests whose match, load or wait begins or ends."""
+    _now_transfer: int = 0
+    _now_keys: Sequence[bytes] = ()
+    """Keys that begin or end to be held."""
+
     def __init__(self, config: OffloadConfig) -> None:
         self._workers, self._all_reported = config.workers, (1 << config.workers) - 1
         self._slots: list[SlotEntry] = [UNUSED[0]] * config.host_blocks
         self._leases: list[LeaseEntry] = [UNLEASED] * config.device_blocks
         self._keys = [b""] * config.host_blocks
         """The key of the last block in each slot."""
+        self._generations = [0] * config.host_blocks
+        """The number of the event that planned the last store into each slot."""
         self._held: dict[bytes, int] = {}
         """key -> slot of the one block that is stored or being stored under it."""
         self._free, self._idle = config.host_blocks, 0
@@ -64,14 +79,23 @@ class Book:
         """request -> its load that has not ended."""
         self._waits: dict[str, tuple[int, int]] = {}
         """request -> the transfer that it waits for, and the tick at which the wait ends at the latest."""
+        self._known: dict[str, str] = {}
+        """request -> the tier of its copies, until it is over and its load has ended."""
+        self._over: set[str] = set()
+        """Requests that are over, and whose load has not ended."""
+        self._patience: dict[str, int] = {}
+        """request -> the tick at which its last wait ends at the latest, unless it was preempted since."""
         self._spoiled: dict[int, Property] = {}
         """slot -> the property that a match would break, because its block failed or was reset."""
         self._voided = [0] * config.host_blocks
         """Number of the event that last voided a slot's block and all pins on it."""
         self._last_void = self._last_end = self._last_loss = 0
         """Numbers of the last events that voided a block, ended a transfer, and removed a key."""
+        self._pins_voided = 0
+        """Number of the last event that may have voided a pin."""
         self._chunk = config.blocks_per_chunk
-        self._tick = 0
+        self._step = self._tick = self._epoch = 0
+        self._life, self._weights = 1, ""
         self._brought: dict[int, bytes] = {}
         """device block -> the key that a load brought into it last."""
         self._older: set[int] = set()
@@ -86,18 +110,6 @@ class Book:
         self._offers: OrderedDict[bytes, int] = OrderedDict()
         """key -> number of its offers while it is not stored. The key offered longest ago is first."""
         self._remembered = config.counted_keys
-        # What the last event changes, for the comparison with the ledger.
-        self._now_slots: Sequence[int] = ()
-        self._now_blocks: Sequence[int] = ()
-        self._now_brought: Sequence[int] = ()
-        """Device blocks whose content changes."""
-        self._now_requests: Sequence[str] = ()
-        """Requests whose cursors change."""
-        self._now_asks: Sequence[str] = ()
-        """Requests whose match, load or wait begins or ends."""
-        self._now_transfer = 0
-        self._now_keys: Sequence[bytes] = ()
-        """Keys that begin or end to be held."""
         self.told: list[Told] = []
         """The changes of the last event that must be published to routers."""
         self._broken: list[Violation] = []
@@ -107,6 +119,7 @@ class Book:
         self._now_slots = self._now_blocks = self._now_brought = self._now_requests = self._now_keys = ()
         self._now_asks = ()
         self._now_transfer = 0
+        self._step = event.step
         if self.told:
             self.told = []
         if self._broken:
@@ -125,7 +138,11 @@ class Book:
 
     # Matches.
 
+    def _arrived(self, event: ev.RequestArrived) -> None:
+        self._known[event.request] = event.target
+
     def _matched(self, event: ev.HitMatched) -> None:
+        self._known.setdefault(event.request, "")
         self._now_slots = slots = _ids(event.slots)
         self._now_asks = (event.request,)
         self._must_serve(event)
@@ -177,7 +194,9 @@ class Book:
             self._broken.append(Violation(Property.STORED_SO_SERVED, message, (slot,), requests=(request,)))
 
     def _deferred(self, event: ev.RequestDeferred) -> None:
+        self._known.setdefault(event.request, "")
         self._waits[event.request] = event.transfer, event.until
+        self._patience[event.request] = event.until
         self._now_asks = (event.request,)
 
     def _must_be_readable(self, what: str, slots: Sequence[int]) -> None:
@@ -185,8 +204,16 @@ class Book:
             if self._slots[slot][0] not in READABLE:
                 self._breaks(self._unreadable_by(slot), f"{what} slot {slot}, but {self._why(slot)}", slot)
 
+    def _finished(self, event: ev.RequestFinished) -> None:
+        self._left(event)
+        if event.request in self._loads:
+            self._over.add(event.request)
+        else:
+            self._known.pop(event.request, None)
+
     def _left(self, event: ev.RequestFinished | ev.RequestPreempted) -> None:
         self._cursors.pop(event.request, None)
+        self._patience.pop(event.request, None)
         self._may_go_back.discard(event.request)
         self._waits.pop(event.request, None)
         self._now_requests = (event.request,)
@@ -292,6 +319,7 @@ class Book:
         for slot, key in zip(slots, event.keys):
             book[slot] = PLANNED
             keys[slot] = key
+            self._generations[slot] = event.seq
         for block in blocks:
             _, readers = leases[block]
             leases[block] = (READING, readers + 1) if readers else READ_ONCE
@@ -306,7 +334,7 @@ class Book:
         if self._older and not self._older.isdisjoint(blocks):
             self._must_be_of_this_epoch(event.keys, slots, blocks)
         self._free -= len(slots)
-        self._transfers[event.seq] = BookedTransfer(True, slots, blocks)
+        self._transfers[event.seq] = BookedTransfer(True, slots, blocks, self._epoch)
 
     def _must_be_of_this_epoch(
         self, keys: Sequence[bytes], slots: Sequence[int], blocks: Sequence[int]
@@ -375,7 +403,7 @@ class Book:
         self._brought.update(zip(blocks, (keys[slots[place // chunk]] for place in places)))
         self._older.difference_update(blocks)
         self._loads[event.request] = event.seq
-        self._transfers[event.seq] = BookedTransfer(False, slots, blocks, event.request)
+        self._transfers[event.seq] = BookedTransfer(False, slots, blocks, self._epoch, event.request)
 
     def _submitted(self, event: ev.TransfersSubmitted) -> None:
         for id in event.transfers:
@@ -389,6 +417,12 @@ class Book:
             if transfer.store:
                 for slot in transfer.slots:
                     self._slots[slot] = FILLING
+
+    def _flushed(self, event: ev.FlushRequested) -> None:
+        for id in event.transfers:
+            transfer = self._transfers.get(id)
+            if transfer is not None:
+                transfer.flush = True
 
     def _reported(self, event: ev.WorkerReported) -> None:
         self._now_transfer = id = event.transfer
@@ -413,6 +447,7 @@ class Book:
         if not transfer.store:
             if transfer.failed and not transfer.abandoned:
                 self._void(slots, Property.FAILURE_IS_NOT_SUCCESS, seq)
+                self._pins_voided = seq
             self._end_readers(slots)
         elif transfer.failed or transfer.abandoned:
             # A reset voided the blocks of an abandoned store already; their keys may be stored again since.
@@ -465,6 +500,9 @@ class Book:
         self._last_end = seq
         if not transfer.store:
             self._loads.pop(transfer.request, None)
+            if transfer.request in self._over:
+                self._over.remove(transfer.request)
+                self._known.pop(transfer.request, None)
             self._now_asks = [*self._now_asks, transfer.request]
         if self._waits:
             self._wake([name for name, (awaited, _) in self._waits.items() if awaited == id])
@@ -491,6 +529,7 @@ class Book:
             self._transfer_breaks(event.transfer, "is lost, but was not in flight")
             return
         self._void(transfer.slots, Property.FAILURE_IS_NOT_SUCCESS, event.seq)
+        self._pins_voided = event.seq
         for slot in transfer.slots:
             self._slots[slot] = LOST
         self._close(event.transfer, transfer, event.seq)
@@ -509,17 +548,25 @@ class Book:
 
     # The cache as a whole.
 
+    def _opened(self, event: ev.LogOpened) -> None:
+        self._weights = event.weights
+
     def _touched(self, event: ev.BlocksTouched) -> None:
         self._now_slots = _ids(event.slots)
         self._must_be_readable("the engine touches", self._now_slots)
 
     def _reset(self, event: ev.CacheReset) -> None:
+        self._epoch = event.epoch
+        if event.weights is not None:
+            self._weights = event.weights
         for id, transfer in list(self._transfers.items()):
             if transfer.submitted:
                 transfer.abandoned = True
             else:
                 self._undo(id, transfer, event.seq)
         every_slot = range(len(self._slots))
+        if self._held:
+            self._pins_voided = event.seq
         self._void(every_slot, Property.NO_STALE_DATA, event.seq)
         self._older.update(self._brought)
         self._now_brought = list(self._brought)
@@ -548,12 +595,14 @@ class Book:
         self._leases = [UNLEASED] * event.config.device_blocks
         self._now_asks = [*self._matches, *self._loads, *self._waits]
         self._matches, self._loads, self._waits = {}, {}, {}
+        self._known, self._patience, self._over = {}, {}, set()
         self._transfers, self._brought, self._cursors = {}, {}, {}
         self._older, self._may_go_back = set(), set()
         self._remembered = event.config.counted_keys
         while len(self._offers) > self._remembered:
             self._offers.popitem(last=False)
-        self._last_void = self._last_end = self._last_loss = event.seq
+        self._last_void = self._last_end = self._last_loss = self._pins_voided = event.seq
+        self._life = event.life
 
     def _ticked(self, event: ev.Ticked) -> None:
         self._tick = event.tick
@@ -622,10 +671,10 @@ def _ids(ids: Ids) -> Sequence[int]:
 
 
 HANDLERS: dict[type[OffloadingEvent], Callable[[Book, Any], None]] = {
-    ev.LogOpened: Book._changes_nothing,
-    ev.RequestArrived: Book._changes_nothing,
+    ev.LogOpened: Book._opened,
+    ev.RequestArrived: Book._arrived,
     ev.RequestPreempted: Book._left,
-    ev.RequestFinished: Book._left,
+    ev.RequestFinished: Book._finished,
     ev.HitMatched: Book._matched,
     ev.HitReleased: Book._unmatched,
     ev.RequestDeferred: Book._deferred,
@@ -640,7 +689,7 @@ HANDLERS: dict[type[OffloadingEvent], Callable[[Book, Any], None]] = {
     ev.ReportRejected: Book._rejected,
     ev.TransferLost: Book._lost,
     ev.BlocksTouched: Book._touched,
-    ev.FlushRequested: Book._changes_nothing,
+    ev.FlushRequested: Book._flushed,
     ev.CacheReset: Book._reset,
     ev.StepEnded: Book._changes_nothing,
     ev.Ticked: Book._ticked,

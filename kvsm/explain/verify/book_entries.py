@@ -54,6 +54,7 @@ class BookedTransfer:
     """A transfer that was planned and has not ended.
 
     request: for which it loads; empty for a store.
+    epoch: in which it was planned.
     since: tick of its submission.
     reported: bit w is set when worker w has reported.
     """
@@ -61,7 +62,9 @@ class BookedTransfer:
     __slots__ = (
         "abandoned",
         "device_blocks",
+        "epoch",
         "failed",
+        "flush",
         "reported",
         "request",
         "since",
@@ -71,10 +74,11 @@ class BookedTransfer:
     )
 
     def __init__(
-        self, store: bool, slots: Sequence[int], device_blocks: Sequence[int], request: str = ""
+        self, store: bool, slots: Sequence[int], device_blocks: Sequence[int], epoch: int, request: str = ""
     ) -> None:
         self.store, self.slots, self.device_blocks, self.request = store, slots, device_blocks, request
-        self.submitted = self.failed = self.abandoned = False
+        self.epoch = epoch
+        self.submitted = self.failed = self.abandoned = self.flush = False
         self.since = self.reported = 0
 
 

@@ -35,6 +35,7 @@ from kvsm.ids import to_list
 from kvsm.properties import Property
 from kvsm.states.block import BLOCK_WORDS, EVICTED, FREE
 from kvsm.states.lease import LEASE_WORDS
+from kvsm.states.request import RequestState
 from kvsm.states.transfer import ABANDONED, PLANNED, SUBMITTED, TRANSFER_WORDS, TransferState
 from kvsm.states.words import STATE_MASK, Codec
 
@@ -107,15 +108,25 @@ class Witness(Book):
         for id, transfer in ledger.transfers.items():
             slots, blocks = to_list(transfer.slots), to_list(transfer.device_blocks)
             name = "" if transfer.direction is Direction.STORE else transfer.owners[0][0]
-            booked = BookedTransfer(transfer.direction is Direction.STORE, slots, blocks, name)
+            booked = BookedTransfer(
+                transfer.direction is Direction.STORE, slots, blocks, transfer.epoch, name
+            )
             booked.submitted = transfer.state is not TransferState.PLANNED
             booked.abandoned = transfer.state is TransferState.ABANDONED
             booked.failed = TRANSFER_WORDS.decode(transfer.word)[1][1] > 0
             booked.reported, booked.since = transfer.reported, transfer.since
+            booked.flush = transfer.flush
+            for slot, key in zip(slots, transfer.keys):
+                one._keys[slot] = key
             one._transfers[id] = booked
         for name, request in ledger.requests.items():
+            one._known[name] = request.target
+            if request.state is RequestState.FINISHED:
+                one._over.add(name)
+            if request.patience != -1:
+                one._patience[name] = request.patience
             if len(request.pins):
-                one._matches[name] = request.pinned_at, to_list(ledger.live_pins(request))
+                one._matches[name] = request.pinned_at, to_list(request.pins)
             if request.load:
                 one._loads[name] = request.load
             if request.offered:
@@ -125,7 +136,10 @@ class Witness(Book):
             # The store that took a key away last may have failed.
             one._may_go_back = set(one._cursors)
             one._taken_on_trust = set(one._cursors)
-        one._tick, one._offers = ledger.tick, ledger.offers.times.copy()
+        one._generations = list(ledger.generation)
+        one._step, one._tick, one._epoch = ledger.step, ledger.tick, ledger.epoch
+        one._life, one._weights, one._pins_voided = ledger.life, ledger.weights, ledger.voided_at
+        one._offers = ledger.offers.times.copy()
         one._last_end, one._last_loss = ledger.ended_at, ledger.forgotten_at
         one._brought = {**ledger.provenance.brought, **ledger.provenance.stale}
         one._older = set(ledger.provenance.stale)
@@ -195,7 +209,7 @@ class Witness(Book):
         if len(index) != len(held) or index.find(list(held)) != list(held.values()):
             broken += self._compare_keys(ledger, {key for key, _ in held.items() ^ index.items()})
         for id in sorted({*self._transfers, *ledger.transfers}):
-            broken += self._compare_transfer(ledger, id)
+            broken += self._compare_transfer(ledger, id) or self._compare_plan(ledger, id)
         broken += self._compare_cursors(ledger, sorted({*self._cursors, *ledger.requests}))
         asks = sorted({*self._matches, *self._loads, *self._waits, *ledger.requests})
         broken += self._compare_asks(ledger, asks)
@@ -205,6 +219,7 @@ class Witness(Book):
         if list(ledger.offers.times.items()) != list(self._offers.items()):
             message = "the number of offers of the keys is not what the events say"
             broken.append(Violation(Property.EVENTS_ARE_STATE, message))
+        broken += self._compare_requests(ledger) + self._compare_facts(ledger)
         return broken + self._compare_counts(ledger) + self._compare_ends(ledger)
 
     def _compare_slots(self, ledger: Ledger, slots: Iterable[int]) -> list[Violation]:
@@ -289,6 +304,81 @@ class Witness(Book):
             f"it must be {expected.name}, reported by {booked.reported:#b}"
         )
         return [Violation(Property.STALE_REPORTS, message, transfers=(id,))]
+
+    def _compare_plan(self, ledger: Ledger, id: int) -> list[Violation]:
+        """Compare what was planned, and what the engine waits for. Owners of stores are only for readers."""
+        booked, transfer = self._transfers.get(id), ledger.transfers.get(id)
+        if booked is None or transfer is None:
+            return []
+        keys = tuple([self._keys[slot] for slot in booked.slots]) if booked.store else ()
+        load = () if booked.store else ((booked.request, len(booked.slots)),)
+        owners = () if transfer.direction is Direction.STORE else transfer.owners
+        # The reports of an abandoned transfer only count.
+        failed = booked.failed if booked.abandoned else TRANSFER_WORDS.decode(transfer.word)[1][1] > 0
+        return [
+            Violation(property, f"transfer {id} has {what} {found}; it must be {expected}", transfers=(id,))
+            for property, what, found, expected in (
+                (Property.EVENTS_ARE_STATE, "id", transfer.id, id),
+                (Property.EVENTS_ARE_STATE, "owners", owners, load),
+                (Property.EVENTS_ARE_STATE, "slots", to_list(transfer.slots), list(booked.slots)),
+                (Property.EVENTS_ARE_STATE, "keys", transfer.keys, keys),
+                (
+                    Property.NO_REUSE_IN_FLIGHT,
+                    "device blocks",
+                    to_list(transfer.device_blocks),
+                    list(booked.device_blocks),
+                ),
+                (Property.NO_STALE_DATA, "epoch", transfer.epoch, booked.epoch),
+                (Property.FAILURE_IS_NOT_SUCCESS, "a failed report:", failed, booked.failed),
+                (Property.EVENTS_ARE_STATE, "an engine that waits for it:", transfer.flush, booked.flush),
+            )
+            if found != expected
+        ]
+
+    def _compare_requests(self, ledger: Ledger) -> list[Violation]:
+        """Compare which requests there are, which slots their matches pin, and how long they may wait."""
+        broken = []
+        for name in sorted({*self._known, *ledger.requests}):
+            request = ledger.requests.get(name)
+            if request is None or name not in self._known:
+                wrong = "is forgotten before its end" if request is None else "is kept after its end"
+                broken.append(Violation(Property.PROGRESS, f"request {name} {wrong}", requests=(name,)))
+                continue
+            match = self._matches.get(name)
+            pins = None if not len(request.pins) else (request.pinned_at, to_list(request.pins))
+            for property, what, found, expected in (
+                (Property.EVENTS_ARE_STATE, "name", request.name, name),
+                (Property.EVENTS_ARE_STATE, "target", request.target, self._known[name]),
+                (Property.MATCH_HOLDS, "pins", pins, match and (match[0], list(match[1]))),
+                (Property.PROGRESS, "last tick of a wait", request.patience, self._patience.get(name, -1)),
+            ):
+                if found != expected:
+                    message = f"request {name} has {what} {found}; it must be {expected}"
+                    broken.append(Violation(property, message, requests=(name,)))
+        return broken[:MOST_NAMED]
+
+    def _compare_facts(self, ledger: Ledger) -> list[Violation]:
+        """Compare the numbers of the whole state, and the generation of each slot's block."""
+        broken = [
+            Violation(property, f"the {what} is {found}; it must be {expected}")
+            for property, what, found, expected in (
+                (Property.EVENTS_ARE_STATE, "step", ledger.step, self._step),
+                (Property.PROGRESS, "tick", ledger.tick, self._tick),
+                (Property.NO_STALE_DATA, "epoch", ledger.epoch, self._epoch),
+                (Property.NO_STALE_DATA, "version of the weights", ledger.weights, self._weights),
+                (Property.EVENTS_ARE_STATE, "number of the process", ledger.life, self._life),
+                (Property.MATCH_HOLDS, "last event that voided a pin", ledger.voided_at, self._pins_voided),
+            )
+            if found != expected
+        ]
+        wrong = [
+            slot for slot, (one, two) in enumerate(zip(ledger.generation, self._generations)) if one != two
+        ]
+        for slot in wrong[:MOST_NAMED]:
+            found, expected = ledger.generation[slot], self._generations[slot]
+            message = f"the block in slot {slot} is of event {found}; it must be of event {expected}"
+            broken.append(Violation(Property.STALE_REPORTS, message, (slot,)))
+        return broken
 
     def _compare_cursors(self, ledger: Ledger, names: Iterable[str]) -> list[Violation]:
         """A cursor that is ahead forgets blocks. One that is behind offers them again."""

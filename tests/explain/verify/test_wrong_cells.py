@@ -1,0 +1,99 @@
+"""One wrong cell at a time, through the whole of `verify_log`, in logs that are written and read back.
+
+A check that looks at too little calls such a log good. The cells are each field of a snapshot, so a field
+that is compared nowhere is found here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import cycle
+from pathlib import Path
+from random import Random
+
+import pytest
+from replay_life import Life, key, random_life, written
+from wrong_states import CHANGES, Change, put, saved
+
+from kvsm.core.ledger import Ledger
+from kvsm.events import OffloadingEvent
+from kvsm.explain.story import verify_log
+
+TRIED = 4
+"""States in which each kind of cell is made wrong."""
+
+NOT_COMPARED = {
+    "requests.word": "its holds are compared; its state by the declared protocol of requests (`conform`)",
+    "transfers.parents": "it decides only the order in which blocks are evicted",
+}
+"""Fields of which a wrong cell may pass, and why."""
+
+
+def lives() -> list[Life]:
+    """Lives of every kind; one pins, waits, and loads before a reset, which random ones seldom do."""
+    made = [
+        random_life(seed, 120, workers=1 + seed % 3, blocks_per_chunk=1 + odd, store_threshold=1 + odd)
+        for seed, odd in zip(range(6), cycle((0, 1)))
+    ]
+    life = Life(host_blocks=6, workers=2, defer_ticks=3)
+    life.stored("r0", [key(0), key(1)], [0, 1])
+    life.core.match("r1", [key(0), key(1)])
+    life.ended(life.core.prepare_load("r1", [5, 6]))
+    life.core.match("r2", [key(0)])
+    plan = life.core.prepare_store("r3", [key(2)], [2]).job
+    assert plan is not None
+    life.core.submit([plan.transfer])
+    assert life.core.match("r4", [key(2)]).waits_for is not None
+    reset = Life(host_blocks=6, workers=1)
+    reset.stored("r0", [key(0)], [0])
+    reset.core.match("r1", [key(0)])
+    reset.ended(reset.core.prepare_load("r1", [5]))
+    reset.core.reset()
+    return [*made, life, reset]
+
+
+@pytest.fixture(scope="module")
+def shared_lives() -> list[Life]:
+    return lives()
+
+
+def wrong_after(monkeypatch: pytest.MonkeyPatch, seq: int, change: Change, seed: int) -> list[bool]:
+    """Let each fold make one cell wrong after this event. Returns a list that gets whether it could."""
+    apply: Callable[[Ledger, OffloadingEvent], object] = Ledger.apply
+    could: list[bool] = []
+
+    def wrong(ledger: Ledger, event: OffloadingEvent) -> None:
+        apply(ledger, event)
+        if event.seq == seq:
+            state = change(saved(ledger), Random(seed))
+            could.append(state is not None)
+            if state is not None:
+                put(ledger, state)
+
+    monkeypatch.setattr(Ledger, "apply", wrong)
+    return could
+
+
+@pytest.mark.usefixtures("_python_folds")
+@pytest.mark.parametrize("name", [name for name in CHANGES if name not in NOT_COMPARED])
+def test_a_cell_that_is_wrong_at_the_end_is_found_at_its_event(
+    name: str, shared_lives: list[Life], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Events are state (S10): the last event leaves one cell wrong that it need not name. Only the check at
+    the log's end can see it."""
+    tried = 0
+    for seed in range(80):
+        random, life = Random(seed), shared_lives[seed % len(shared_lives)]
+        count = len(life.events) if random.random() < 0.3 else random.randint(1, len(life.events))
+        log = written(tmp_path / f"{seed}", life, life.events[:count])
+        with monkeypatch.context() as patched:
+            could = wrong_after(patched, count, CHANGES[name], seed)
+            found = verify_log(log)
+        if not any(could):
+            continue
+        tried += 1
+        assert found.breakage is not None, (seed, count)
+        assert found.breakage.event == count, (seed, count)
+        if tried == TRIED:
+            return
+    assert tried, "no life has such a cell"
