@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from replay_life import OPERATIONS, Life, key
 
 from examples import examples
-from kvsm.core.ledger import Ledger
+from kvsm.core.ledger import Ledger, RequestRecord
 from kvsm.core.ledger.invariants import CHECKS, PROPERTIES, check_ledger, check_rest
 from kvsm.errors import KvsmError
 from kvsm.events import Direction
@@ -306,6 +306,97 @@ def test_damage_breaks_exactly_its_property(property: Property, damage: Callable
     assert check_ledger(ledger) == []
     damage(ledger)
     assert {violation.property for violation in check_ledger(ledger)} == {property}
+
+
+def tiered_life() -> Life:
+    """Slots 0 to 3 stored. 0 is idle; copies to the disk hold 1, and 2 and 3; an engine's match holds 3."""
+    life = Life(defer_ticks=0)
+    core = life.core
+    life.stored("r", [key(0), key(1), key(2), key(3)], [0, 1, 2, 3])
+    core.match("r", [key(3)])
+    for name, held in (("copy 1", [key(1)]), ("copy 2", [key(2), key(3)])):
+        core.arrive(name, target="disk")
+        core.match(name, held)
+    return life
+
+
+def policy_forgets(ledger: Ledger) -> None:
+    ledger.policy.busy((0,))
+
+
+def policy_counts_twice(ledger: Ledger) -> None:
+    """The order has the slot of the engine's match, and not the idle slot: its length is right."""
+    ledger.policy.busy((0,))
+    ledger.policy.idle((3,))
+
+
+def free_list_exchanges(ledger: Ledger) -> None:
+    """The free queue has a stored slot and not a free one: its length is right."""
+    ledger.free.remove((9,))
+    ledger.free.append((0,))
+
+
+def copies_out_miscounted(slot: int, count: int) -> Callable[[Ledger], None]:
+    def damage(ledger: Ledger) -> None:
+        ledger.copied_out[slot] = count
+
+    return damage
+
+
+def allocated_for_nothing(ledger: Ledger) -> None:
+    ledger.free.remove((9,))
+    write(ledger.blocks, 9, BLOCK_WORDS.encode(BlockState.ALLOCATED))
+    ledger.key_of[9] = key(99)
+    ledger.index[key(99)] = 9
+
+
+SAID: list[tuple[Callable[[Ledger], None], set[str]]] = [
+    (free_list_forgets, {"unused, but not in the free queue", "the free queue counts 5 slots, and 6"}),
+    (free_list_takes, {"in the free queue although in use", "the free queue counts 7 slots, and 6"}),
+    (free_list_exchanges, {"unused, but not in the free queue", "in the free queue although in use"}),
+    (policy_forgets, {"idle, but not in the eviction order", "the eviction order counts 2 slots, and 3"}),
+    (policy_counts_twice, {"idle, but not in the", "in the eviction order although not idle"}),
+    (copies_out_miscounted(1, 2), {"slot 1 STORED(copies=0, pins=1): copies to other tiers are miscounted"}),
+    (copies_out_miscounted(0, 1), {"slot 0 STORED(copies=0, pins=0): copies to other tiers are miscounted"}),
+    (allocated_for_nothing, {"slot 9 ALLOCATED(copies=0, pins=0): allocated by no planned store"}),
+]
+"""How a ledger of `tiered_life` is damaged -> the parts of all messages."""
+
+
+@pytest.mark.parametrize(("damage", "said"), SAID)
+def test_each_list_and_count_of_slots_has_its_message(
+    damage: Callable[[Ledger], None], said: set[str]
+) -> None:
+    """Conservation (S1): no message stands for another one of the same property."""
+    ledger = tiered_life().core.ledger
+    assert check_ledger(ledger) == []
+    damage(ledger)
+    found = [violation.message for violation in check_ledger(ledger)]
+    assert len(found) == len(said)
+    assert all(any(part in message for message in found) for part in said), found
+
+
+def test_the_only_request_is_asked_for_what_it_waits() -> None:
+    """Progress (S9): of requests, transfers and device blocks each check looks at the first one, too."""
+    life = Life(defer_ticks=0)
+    life.core.arrive("only")
+    life.core.ledger.requests["only"].word = REQUEST_WORDS.encode(RequestState.RELEASED)
+    (violation,) = check_ledger(life.core.ledger)
+    assert (violation.property, violation.requests) == (Property.PROGRESS, ("only",))
+
+
+def test_two_slots_of_one_key_are_both_named() -> None:
+    ledger = busy_life().core.ledger
+    ledger.key_of[1] = ledger.key_of[0]
+    (violation,) = check_ledger(ledger)
+    assert violation.slots == (0, 1)
+
+
+def test_a_request_that_only_the_list_of_waits_has_is_left_at_rest() -> None:
+    """Progress (S9)."""
+    ledger = busy_life().drain().core.ledger
+    ledger.deferred["gone"] = RequestRecord("gone")
+    assert [violation.property for violation in check_rest(ledger)] == [Property.PROGRESS]
 
 
 def test_every_check_is_broken_by_some_damage() -> None:

@@ -11,16 +11,23 @@ from itertools import cycle
 from pathlib import Path
 from random import Random
 
+import msgspec
 import pytest
+from changed_logs import PlainLog, copied, read_plain, write_plain
 from replay_life import Life, key, random_life, written
 from wrong_states import CHANGES, Change, put, saved
 
 from kvsm.core.ledger import Ledger
+from kvsm.core.ledger.snapshot import SavedLedger
+from kvsm.errors import KvsmError
 from kvsm.events import OffloadingEvent
-from kvsm.explain.story import verify_log
+from kvsm.explain.story import Verification, verify_log
 
 TRIED = 4
 """States in which each kind of cell is made wrong."""
+
+SNAPSHOT = 9
+"""The place of the snapshot in a head (`SegmentHead`)."""
 
 NOT_COMPARED = {
     "requests.word": "its holds are compared; its state by the declared protocol of requests (`conform`)",
@@ -97,3 +104,41 @@ def test_a_cell_that_is_wrong_at_the_end_is_found_at_its_event(
         if tried == TRIED:
             return
     assert tried, "no life has such a cell"
+
+
+@pytest.fixture(scope="module")
+def segments(tmp_path_factory: pytest.TempPathFactory) -> list[PlainLog]:
+    """Logs of several segments, as plain values."""
+    made = []
+    for seed in range(3):
+        directory = tmp_path_factory.mktemp("log")
+        random_life(seed, 150, directory / "log", writer={"segment_bytes": 900}, workers=1 + seed).close()
+        made.append(read_plain(directory / "log"))
+    assert all(len(log) > 3 for log in made), list(map(len, made))
+    return made
+
+
+def answer(log: Path) -> Verification | str:
+    try:
+        return verify_log(log)
+    except KvsmError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_cell_that_is_wrong_in_a_head_is_found(name: str, segments: list[PlainLog], tmp_path: Path) -> None:
+    """Events are state (S10): the snapshot of a later segment is what the events before it fold to."""
+    tried = 0
+    for seed in range(40):
+        random, log = Random(seed), copied(segments[seed % len(segments)])
+        head = log[random.randrange(1, len(log))].head
+        state = msgspec.msgpack.decode(head[SNAPSHOT], type=SavedLedger)
+        wrong = CHANGES[name](state, random)
+        if wrong is None:
+            continue
+        head[SNAPSHOT] = msgspec.msgpack.encode(wrong)
+        found = answer(write_plain(tmp_path / f"{seed}", log))
+        assert isinstance(found, str) or not found.good, seed
+        tried += 1
+        if tried == TRIED:
+            return
