@@ -208,6 +208,41 @@ def test_compute_that_is_held_reads_what_the_load_brought(fake: FakeDriver, path
         assert np.array_equal(read, pools.host[3][:16])
 
 
+@settings(max_examples=examples(40))
+@given(chosen=st.lists(st.tuples(st.integers(0, 2), st.booleans()), min_size=2, max_size=8))
+def test_each_mark_is_on_the_stream_on_which_the_model_computes_then(chosen: list[tuple[int, bool]]) -> None:
+    """Order of copies (S12): the model may compute on another stream in each step. A store reads what this
+    stream wrote, and compute on this stream that is held reads what the load brought."""
+    fake = usable_fake()
+    pools, context = Pools(fake), driver.CudaContext(0)
+    with context:
+        streams = [driver.create_stream() for _ in range(3)]
+    current, reads = streams[0], list[tuple[np.ndarray, int]]()
+    with closing(CudaCopyEngine(pools.device, pools.host, lambda: current, CopyPath.BATCH)) as engine:
+        for transfer, (place, is_load) in enumerate(chosen, 1):
+            current = streams[place]
+            if is_load:
+                engine.submit(load(transfer, [20 + transfer], [20 + transfer]))
+                engine.hold_compute([transfer])
+                reads.append((np.zeros(16, np.uint8), 20 + transfer))
+                fake.compute_reads(pools.device[0][20 + transfer], reads[-1][0], current)
+            else:
+                fake.compute(pools.device[1][transfer], 100 + transfer, current)
+                engine.submit(store(transfer, [transfer], [transfer]))
+        engine.drain()
+        assert all(result.good for result in engine.poll())
+        for stream in streams:
+            fake.run(stream)
+    with context:
+        for stream in streams:
+            driver.call("cuStreamDestroy", stream)
+    context.release()
+    for transfer, (_, is_load) in enumerate(chosen, 1):
+        assert is_load or (pools.host[transfer][16:32] == 100 + transfer).all()
+    for read, block in reads:
+        assert np.array_equal(read, pools.host[block][:16])
+
+
 def test_the_copy_stream_waits_for_the_mark_before_the_copy_is_handed_over(fake: FakeDriver) -> None:
     """Order of copies (S12), as calls: record on the compute stream, wait for it on the copy's, copy
     there."""
