@@ -21,9 +21,11 @@ events; the log was closed, perhaps after   goes on                 all of it is
 an error; its mark may be missing
 events, no last record; perhaps torn: a     cuts what is torn, and  nobody acted on an event before it was
 frame, a last record, pages of zeros        goes on                 written whole
-a segment without events; the head, which   replaces it, and goes   nobody acted on it; the state is in the
-may be torn, has nothing that its           on behind the last      new snapshot
-predecessor does not have                   event
+a segment without events; the head, which   cuts what is torn in    nobody acted on it; the state is in the
+may be torn, has nothing that its           its predecessor,        new snapshot
+predecessor does not have                   replaces it, and goes
+                                            on behind the last
+                                            event
 a segment without events behind lost        replaces it, and goes   the gap is known, and the state behind it
 events, its head whole                      on behind the gap       is in the snapshot
 - its head torn                             is refused              the state behind the gap is unknown
@@ -138,10 +140,10 @@ def find_end(claimed: LogDirectory) -> EndedLog:
         raise LogError(f"{claimed.path}: this log cannot be continued: {lost}")
     seq = first_event(paths[-1]) - 1
     if last is None:
-        return _behind(claimed, before.head, seq, replaces=True, before=counts)
+        return _behind(claimed, before.head, seq, replaces=True, torn=before.torn, before=counts)
     # The segment that is replaced ends the life before, or was itself the first one of a life.
     ended = last.tail if last.head.life == before.head.life else last.head.ended
-    return _behind(claimed, last.head, seq, replaces=True, ended=ended, before=counts)
+    return _behind(claimed, last.head, seq, replaces=True, torn=before.torn, ended=ended, before=counts)
 
 
 def _behind(claimed: LogDirectory, head: SegmentHead, seq: int, **more: Any) -> EndedLog:
