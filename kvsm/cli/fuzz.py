@@ -194,6 +194,11 @@ def fuzz(
       copies      the copy engine with streams and events, on a simulated device
       hand-over   a prefill engine hands the blocks of prompts to a decode engine
       tiers       a host pool with a disk below it: failures, resets, kills and power losses
+      disk        the files of a disk tier on a disk that fails: kills, power losses, other identities
+      eras        processes of two tiers on real files, one after another: resets, other weights
+      restarts    processes of a core on kept pools and a real log, one after another
+      log         the writer of a log on a disk whose writes and syncs fail
+      policies    one eviction policy in a large pool, with batches of any size
       all         all of these
       package.module:name
                   your own: a machine of kvsm.testing or of Hypothesis, or a callable that
@@ -214,21 +219,30 @@ def fuzz(
     once, then reduced for at most --reduce-seconds and saved again. Ctrl-C and SIGTERM end the walk or the
     reduction after the current step: the walk, the corpus and the failure are saved, and the command to
     continue is printed. A second Ctrl-C ends at once.
-
-    To merge two corpora, copy their files into one directory. The next walk drops redundant ones.
+    Two corpora are merged by copying their files into one directory: the next walk drops redundant ones.
 
     \b
-    Exit codes: 0 nothing found; 1 a failure; 2 unusable input; 130 (Ctrl-C) or 143 (SIGTERM) if interrupted
-    before a failure.
+    Exit codes: 0 nothing found; 1 a failure; 2 unusable input; 130 (Ctrl-C) or 143 (SIGTERM) if cut short.
     """
     allowed = {"policy": allow_policies, "connector": _given(connector), "extra": _given(config)}
     if replayed is not None:
         _repeat(replayed, allowed, as_json, cluster, **choices)
-        return
+    else:
+        _find_here_or_there(allowed, cluster, jobs, _FuzzOptions(**choices), as_json)
+
+
+def _find_here_or_there(
+    allowed: Mapping[str, Collection[Any]],
+    cluster: str | None,
+    jobs: int | None,
+    options: _FuzzOptions,
+    as_json: bool,
+) -> None:
+    """Walk on this machine or on a cluster."""
     if any(allowed.values()):
         raise click.UsageError("--allow-policy, --connector and --config go with --replay alone")
     with chosen_executor(cluster, jobs) as executor:
-        _find(_FuzzOptions(**choices), executor, as_json)
+        _find(options, executor, as_json)
 
 
 def _given(value: Any) -> tuple[Any, ...]:

@@ -30,13 +30,11 @@ from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 from random import Random
-from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import msgspec
-from disk_rig import IN_MEMORY
 from vllm.v1.engine.core import EngineCore
 
 from kvsm.check.vllm_fuzz.connectors import transfer_config
@@ -46,6 +44,7 @@ from kvsm.check.vllm_fuzz.shape import BLOCK_BYTES, BLOCK_TOKENS, MOST_TOKENS, E
 from kvsm.check.vllm_fuzz.vllm_world import VllmWorld
 from kvsm.check.vllm_fuzz.word_model import ModelRunner
 from kvsm.check.worlds.world import Action
+from kvsm.check.worlds.world_files import world_directory
 from kvsm.copies import HostPool
 from kvsm.copies.streams import StreamCopyEngine
 from kvsm.core.plan import TransferJob
@@ -201,7 +200,7 @@ class LivedEngine(VllmWorld):
         self._clock = Clock()
         options: dict[str, Any] = {"transfer_timeout_s": TIMEOUT_S, **shape.extra}
         if keeps:
-            place = TemporaryDirectory(prefix="kvsm-museum-", dir=IN_MEMORY)
+            place = world_directory()
             weakref.finalize(self, place.cleanup)
             options |= {"weights_version": _name(0), "log_durability": "none"}
             if "pool" in keeps:

@@ -30,7 +30,7 @@ walk: serving, ...    engines that accept less than a hit, draft,       the same
 walk: workers         real workers over engines that refuse jobs,       unreported jobs, copies out of order
                       and replicas
 walk: log ahead       a core whose log is watched                       effects ahead of the log
-walk: starts          processes on kept pools and a real log            wrong warm starts after a kill
+walk: restarts        processes on kept pools and a real log            wrong warm starts after a kill
 walk: hand-over       two engines that hand blocks over                 blocks that are released too early
 machine: scheduler    the Hypothesis machine that users subclass to     faults visible in bytes and in the
                       test their own parts (`kvsm.testing`), shrunk     engine's own books
@@ -48,7 +48,7 @@ walk: large core /    offers of more than a hundred blocks; many        faults o
  crowded core         losses, failures and resets of a few keys         overlaps of requests
 walk: hand-over with  two engines that also load for themselves         promises of blocks that are gone
  loads
-walk: failing log     the real writer of a log on a disk whose writes   unreported gaps in a log
+walk: log             the real writer of a log on a disk whose writes   unreported gaps in a log
                       and syncs fail
 exploration: one      states that an explorer counts as equal, each     states that differ and are counted
  future               reached in several ways                           as equal
@@ -96,7 +96,6 @@ from kvsm.core.scheduler import KVCacheGroup, LastStep, StoreMode
 from kvsm.testing import OffloadMachine
 from museum.adapter_worlds import VLLM_IS_THERE, adapted, lived, troubled
 from museum.core_walks import crowded_core, large_core, loading_hand_over
-from museum.disk_world import drawn
 from museum.drawn_worlds import (
     audited_core,
     audited_serving,
@@ -109,8 +108,6 @@ from museum.drawn_worlds import (
     wrong_books_of_a_core,
     wrong_books_of_tiers,
 )
-from museum.era_world import eras
-from museum.log_world import drawn_log
 from museum.one_future import two_futures
 from museum.other_engines import (
     chunks_and_drafts,
@@ -120,8 +117,6 @@ from museum.other_engines import (
     partial_hits,
     second_thoughts,
 )
-from museum.policy_world import drawn_policy
-from museum.started_world import started
 
 MOST_STATES = 20_000
 """Limit for one scope; an exhibit's bug can make a scope larger."""
@@ -177,6 +172,11 @@ def seeded_walk(
         return Sighting(reduced.finding, reduced.actions)
 
     return Checker(f"walk: {name}", look, needs_vllm)
+
+
+def of_target(target: str) -> MakeWorld:
+    """Return the maker of the worlds of a target of `kvsm fuzz`."""
+    return lambda random: draw_case(target, random).make()
 
 
 def threads(*scopes: ThreadScope) -> Checker:
@@ -336,9 +336,9 @@ CHECKERS = (
         slots=2,
         budgets=Budgets(resets=1, crashes=1),
     ),
-    seeded_walk("disk", drawn, runs=3),
-    seeded_walk("tiers", lambda random: draw_case("tiers", random).make(), runs=64),
-    seeded_walk("serving", lambda random: draw_case("serving", random).make(), runs=8),
+    seeded_walk("disk", of_target("disk"), runs=3),
+    seeded_walk("tiers", of_target("tiers"), runs=64),
+    seeded_walk("serving", of_target("serving"), runs=8),
     # A second ledger folds the log beside the world, and saved states are resumed.
     seeded_walk("audited core", audited_core, runs=32, seed=2),
     seeded_walk("audited tiers", audited_tiers, runs=12, seed=2),
@@ -353,8 +353,8 @@ CHECKERS = (
     seeded_walk("workers", lambda random: WorkerRanksWorld(draw_worker_ranks(random)), runs=40, seed=2),
     # How much of a log is written before its effects are visible, and how the next process starts from it.
     seeded_walk("log ahead", log_ahead, runs=6, seed=2),
-    seeded_walk("starts", started, runs=3, seed=2),
-    seeded_walk("hand-over", lambda random: draw_case("hand-over", random).make(), runs=30, seed=2),
+    seeded_walk("restarts", of_target("restarts"), runs=6, seed=2),
+    seeded_walk("hand-over", of_target("hand-over"), runs=30, seed=2),
     machine("scheduler", OffloadMachine, examples=300),
     threads(
         *(
@@ -372,7 +372,7 @@ CHECKERS = (
         )
     ),
     seeded_walk("router", routed_serving, runs=30, seed=2),
-    seeded_walk("eras", eras, runs=8),
+    seeded_walk("eras", of_target("eras"), runs=8),
     # Engines with more features than the small engine of the other scopes.
     seeded_walk("serving, partial hits", partial_hits, runs=120, seed=3),
     seeded_walk("serving, chunks and drafts", chunks_and_drafts, runs=70, seed=2),
@@ -382,10 +382,10 @@ CHECKERS = (
     seeded_walk("serving, lazy and eager", lazy_and_eager, runs=40, seed=2),
     # Large batches, few keys with many disturbances, loads beside hand-overs, and a disk that fails.
     seeded_walk("large core", large_core, runs=8, seed=2),
-    seeded_walk("policies", drawn_policy, runs=12, seed=2),
+    seeded_walk("policies", of_target("policies"), runs=12, seed=2),
     seeded_walk("crowded core", crowded_core, runs=60, seed=4),
     seeded_walk("hand-over with loads", loading_hand_over, runs=120, seed=2),
-    seeded_walk("failing log", drawn_log, runs=100, seed=2),
+    seeded_walk("log", of_target("log"), runs=100, seed=2),
     # More runs, of engines in which a bug may show only once in some hundred runs.
     seeded_walk("serving with layers, again", layered_serving, runs=80, seed=7),
     seeded_walk("serving, chunks and drafts, again", chunks_and_drafts, runs=100, seed=4),

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from kvsm.check.worlds.disk_world import DiskWorld, DiskWorldOptions
 from kvsm.check.worlds.world import Action
-from museum.disk_world import DiskWorld
 
 
 def acted(*actions: Action) -> Callable[[], None]:
     """Return a scenario that does these actions in a world of two ranks that flush every store."""
 
     def scenario() -> None:
-        world = DiskWorld()
+        world = DiskWorld(DiskWorldOptions())
         for action in actions:
             assert world.do(action), action
         world.check()

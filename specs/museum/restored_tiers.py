@@ -19,12 +19,12 @@ from itertools import combinations, count
 from pathlib import Path
 from random import Random
 from shutil import rmtree
-from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import numpy as np
-from disk_rig import IN_MEMORY
 
+from kvsm.check.worlds.restart_world import leave_log
+from kvsm.check.worlds.world_files import world_directory
 from kvsm.copies.checksums import CHECKSUM_BYTES
 from kvsm.copies.host_pools.pool_mark import MARK_BYTES
 from kvsm.core.ledger import readable_keys
@@ -56,7 +56,6 @@ from museum.restored_world import (
     content,
     key_of,
 )
-from museum.started_world import leave_log
 
 DISK_SLOTS = 2
 WEIGHTS = ("v1", "v2")
@@ -194,7 +193,7 @@ class RestoredTiers:
     """Random processes with two tiers, and starts on restored copies of their files."""
 
     def __init__(self, seed: int) -> None:
-        place = TemporaryDirectory(prefix="kvsm-museum-", dir=IN_MEMORY)
+        place = world_directory()
         weakref.finalize(self, place.cleanup)
         self._place, self._numbers, self._random = Path(place.name), count(), Random(seed)
         self.counts: Counter[tuple[str, str]] = Counter()

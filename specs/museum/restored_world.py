@@ -25,14 +25,14 @@ from itertools import count, product
 from pathlib import Path
 from random import Random
 from shutil import rmtree
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
-from disk_rig import IN_MEMORY
 from numpy.typing import NDArray
 
+from kvsm.check.worlds.restart_world import leave_log
 from kvsm.check.worlds.world import Action
+from kvsm.check.worlds.world_files import world_directory
 from kvsm.copies import CopyResult, PoolMark, VerifyingCopyEngine
 from kvsm.copies.checksums import CHECKSUM_BYTES
 from kvsm.copies.host_pools.pool_mark import MARK_BYTES
@@ -45,7 +45,6 @@ from kvsm.identity import KeptPools, PoolIdentity
 from kvsm.ids import unpack
 from kvsm.properties import Property
 from kvsm.tiers.warm_restart import FIRST, Start, start
-from museum.started_world import leave_log
 
 KEYS, SLOTS, BLOCK_BYTES = 3, 2, 32
 CONFIG = OffloadConfig(host_blocks=SLOTS, device_blocks=KEYS)
@@ -259,7 +258,7 @@ class RestoredWorld:
     check_every = 1
 
     def __init__(self) -> None:
-        place = TemporaryDirectory(prefix="kvsm-museum-", dir=IN_MEMORY)
+        place = world_directory()
         weakref.finalize(self, place.cleanup)
         self._place, self._numbers = Path(place.name), count()
         self.counts: Counter[tuple[str, str]] = Counter()

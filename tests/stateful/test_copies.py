@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 from copy_rigs import disk_engine, kept_engine
 from cuda_rig import has_gpu, usable_fake
-from disk_rig import IN_MEMORY
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from examples import examples
+from kvsm.check.worlds.world_files import IN_MEMORY
 from kvsm.copies import (
     CopyEngine,
     FailingCopyEngine,

@@ -13,9 +13,10 @@ import msgspec
 import numpy as np
 import pytest
 from cuda_rig import cuda_rig, has_gpu
-from disk_rig import DISK_IDENTITY, IN_MEMORY
+from disk_rig import DISK_IDENTITY
 from hypothesis import strategies as st
 
+from kvsm.check.worlds.world_files import IN_MEMORY
 from kvsm.copies import (
     CopyEngine,
     CopyResult,

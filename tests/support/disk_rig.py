@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from kvsm.check.worlds.world_files import IN_MEMORY
 from kvsm.copies import CopyResult
 from kvsm.core.plan import TransferJob
 from kvsm.events import Direction
@@ -30,9 +31,6 @@ from kvsm.tiers.disk import (
 from kvsm.tiers.disk.formats import HEADER_COLUMNS, HeaderState, SlotHeader, header_keys, whole_headers
 
 DISK_IDENTITY = PoolIdentity.of({"model": "a test"})
-
-IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
-"""Directory for the files of many short tests: a flush to a real disk would take milliseconds."""
 
 SLOTS = 8
 PAYLOAD = 512

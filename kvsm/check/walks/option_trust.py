@@ -18,7 +18,9 @@ from msgspec import inspect
 from kvsm.check.vllm_fuzz.shape import EngineShape
 from kvsm.check.walks.targets import OwnWorldOptions
 from kvsm.check.worlds.core_options import CoreOptions
+from kvsm.check.worlds.era_world import EraOptions
 from kvsm.check.worlds.hand_over_options import HandOverWorldOptions
+from kvsm.check.worlds.policy_world import PolicyWorldOptions
 from kvsm.check.worlds.serving_world import RequestSpec, ServingOptions
 from kvsm.check.worlds.two_tiers import TwoTierOptions
 from kvsm.check.worlds.wider_serving import WiderOptions
@@ -54,6 +56,8 @@ TEXTS: Mapping[type[msgspec.Struct], Mapping[str, Named | None]] = {
     KVCacheGroup: {"event_kind": None},
     HandOverWorldOptions: {"policy": _POLICY},
     TwoTierOptions: {"writes": None},
+    EraOptions: {"writes": None},
+    PolicyWorldOptions: {"policy": _POLICY},
     EngineShape: {
         "connector": Named("code of a connector", "--connector", ("KvsmConnector",)),
         "extra": Named("code and paths of a connector's choice", "--config", ({},)),

@@ -14,9 +14,14 @@ from kvsm.check.walks.own_code import is_path, make_own_world
 from kvsm.check.worlds.copy_world import CopyEngineWorld, CopyEngineWorldOptions
 from kvsm.check.worlds.core_options import CoreOptions, draw_options
 from kvsm.check.worlds.core_world import CoreWorld
+from kvsm.check.worlds.disk_world import DiskWorld, DiskWorldOptions, draw_disk_options
+from kvsm.check.worlds.era_world import EraOptions, EraWorld, draw_era_options
 from kvsm.check.worlds.hand_over_options import HandOverWorldOptions, draw_hand_over_options
 from kvsm.check.worlds.hand_over_world import HandOverWorld
 from kvsm.check.worlds.layer_options import draw_layers
+from kvsm.check.worlds.log_world import FailingLogWorld, LogWorldOptions, draw_log_options
+from kvsm.check.worlds.policy_world import PolicyWorld, PolicyWorldOptions, draw_policy_options
+from kvsm.check.worlds.restart_world import RestartOptions, RestartWorld, draw_restart_options
 from kvsm.check.worlds.serving_world import Budgets, EndingServing, RequestSpec, ServingOptions
 from kvsm.check.worlds.small_request import HASH_TOKENS
 from kvsm.check.worlds.tier_served import ServedTwoTiers
@@ -39,7 +44,7 @@ class WalkTarget(msgspec.Struct, frozen=True):
     world: creates a world from options.
     draw: draws the options of one run.
     share: its weight among the runs if all targets are walked; smaller for worlds with costly actions.
-    has_log: whether the world has an offload core, and so a log.
+    has_log: whether the world's `events` are the log of an offload core.
     """
 
     says: str
@@ -188,24 +193,24 @@ def _draw_copies(random: Random) -> CopyEngineWorldOptions:
 
 TARGETS: dict[str, WalkTarget] = {
     "core": WalkTarget(
-        "the offload core alone, every call in every order", CoreOptions, CoreWorld, draw_options, 8
+        "the offload core alone, every call in every order", CoreOptions, CoreWorld, draw_options, 16
     ),
     "serving": WalkTarget(
-        "the core and the scheduler with a small engine", ServingOptions, EndingServing, draw_serving, 3
+        "the core and the scheduler with a small engine", ServingOptions, EndingServing, draw_serving, 6
     ),
     "layers": WalkTarget(
         "serving with windows, Mamba states, drafts, chunks, sessions and reused names",
         WiderOptions,
         WiderServing,
         draw_layers,
-        3,
+        6,
     ),
     "copies": WalkTarget(
         "the engine of streams and events on a simulated device",
         CopyEngineWorldOptions,
         CopyEngineWorld,
         _draw_copies,
-        1,
+        2,
         has_log=False,
     ),
     "hand-over": WalkTarget(
@@ -213,14 +218,54 @@ TARGETS: dict[str, WalkTarget] = {
         HandOverWorldOptions,
         HandOverWorld,
         draw_hand_over_options,
-        1,
+        2,
     ),
     "tiers": WalkTarget(
         "a host pool with a disk below it: failures, resets, kills and power losses",
         TwoTierOptions,
         ServedTwoTiers,
         draw_two_tier_options,
+        2,
+    ),
+    "disk": WalkTarget(
+        "the files of a disk tier, on a disk that fails: kills, power losses, other identities",
+        DiskWorldOptions,
+        DiskWorld,
+        draw_disk_options,
         1,
+        has_log=False,
+    ),
+    "eras": WalkTarget(
+        "processes of two tiers, one after another, on real files: resets, other weights, kills",
+        EraOptions,
+        EraWorld,
+        draw_era_options,
+        2,
+        has_log=False,
+    ),
+    "restarts": WalkTarget(
+        "processes of a core, one after another, on kept pools and a real log: kills, other pools",
+        RestartOptions,
+        RestartWorld,
+        draw_restart_options,
+        1,
+        has_log=False,
+    ),
+    "log": WalkTarget(
+        "the writer of a log on a disk whose writes and syncs fail: kills and power losses",
+        LogWorldOptions,
+        FailingLogWorld,
+        draw_log_options,
+        2,
+        has_log=False,
+    ),
+    "policies": WalkTarget(
+        "one eviction policy in a large pool, with batches and searches of any size",
+        PolicyWorldOptions,
+        PolicyWorld,
+        draw_policy_options,
+        2,
+        has_log=False,
     ),
 }
 

@@ -18,21 +18,48 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
+from typing import TypeVar
+
+import msgspec
 
 from kvsm.check.worlds.world import Action
 from kvsm.core.policies import POLICIES, Choice, make_policy
-from kvsm.errors import PropertyBroken
+from kvsm.errors import ConfigError, PropertyBroken
 from kvsm.events import OffloadingEvent
 from kvsm.ids import NO_IDS, SMALL, IdArray, listed, pack, unpack
 from kvsm.properties import Property
 
 _NAMES = ("admit", "admit", "begin_use", "end_use", "end_use", "touch", "void", "evict", "evict", "save")
+_FEWEST_SLOTS, _MOST_SLOTS = 4, 1 << 12
 _QUARTERS = 4
 """The protected share of a search is drawn as a number of quarters below this."""
 
 
+Drawn = TypeVar("Drawn")
+
+
+class PolicyWorldOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of a policy's world. Raises `ConfigError`. capacity: the number of slots of the pool."""
+
+    policy: str = "lru"
+    capacity: int = 20
+
+    def __post_init__(self) -> None:
+        if not _FEWEST_SLOTS <= self.capacity <= _MOST_SLOTS:
+            message = f"it must be from {_FEWEST_SLOTS} to {_MOST_SLOTS}"
+            raise ConfigError(f"capacity is {self.capacity}; {message}")
+
+
+def draw_policy_options(random: Random) -> PolicyWorldOptions:
+    """Draw a policy, and a pool of 20 to 300 slots."""
+    return PolicyWorldOptions(
+        policy=random.choice(tuple(POLICIES)),
+        capacity=random.choice((20, 60, random.randint(100, 300))),
+    )
+
+
 class PolicyWorld:
-    """A `World`; worlds with the same policy, capacity and actions are equal.
+    """A `World`; worlds with the same options and actions are equal.
 
     An action is (name, size of the batch, seed of the batch). `evict` also has the number of quarters of the
     blocks that are protected.
@@ -41,9 +68,10 @@ class PolicyWorld:
     events: tuple[OffloadingEvent, ...] = ()
     check_every = 50
 
-    def __init__(self, policy: str, capacity: int) -> None:
-        self._name, self._capacity = policy, capacity
-        self._policy = make_policy(policy, capacity)
+    def __init__(self, options: PolicyWorldOptions) -> None:
+        self._name, self._capacity = options.policy, options.capacity
+        capacity = options.capacity
+        self._policy = make_policy(options.policy, capacity)
         self._free, self._idle, self._used = list(range(capacity)), list[int](), list[int]()
         self._key_of: dict[int, bytes] = {}
         self._gone: list[bytes] = []
@@ -63,14 +91,17 @@ class PolicyWorld:
 
     def do(self, action: Action) -> bool:
         name, *numbers = action
-        done = bool(getattr(self, f"_do_{name}")(*numbers))
+        if name not in _NAMES or len(numbers) != (3 if name == "evict" else 2):
+            return False
+        size = int(numbers[0])
+        done = size > 0 and bool(getattr(self, f"_do_{name}")(*numbers))
         if len(self._policy) != len(self._idle):
             message = f"the policy orders {len(self._policy)} blocks, but {len(self._idle)} are idle"
             raise PropertyBroken(Property.CONSERVATION, message)
         return done
 
     @staticmethod
-    def _batch(slots: Sequence[int], size: int, which: int) -> list[int]:
+    def _batch(slots: Sequence[Drawn], size: int, which: int) -> list[Drawn]:
         return Random(which).sample(slots, min(size, len(slots)))
 
     def _do_admit(self, size: int, which: int) -> bool:
@@ -79,9 +110,9 @@ class PolicyWorld:
         back = self._batch(self._gone, len(slots) // 2, which)
         new = [b"key %d" % (self._made + place) for place in range(len(slots) - len(back))]
         self._made += len(new)
-        keys = [*map(bytes, back), *new]
+        keys = [*back, *new]
         recalled = self._policy.recall(keys)
-        if not set(recalled) <= set(back):
+        if not set(map(bytes, recalled)) <= set(back):
             raise PropertyBroken(Property.EVENTS_ARE_STATE, f"{recalled} are recalled, but were never there")
         self._policy.recalled(recalled)
         self._policy.admitted(_ids(slots), keys)
@@ -208,8 +239,3 @@ def _ids(slots: Sequence[int]) -> IdArray:
 
 def _slots_of(choice: Choice | None) -> tuple[Sequence[int], ...] | None:
     return None if choice is None else (listed(choice.victims), listed(choice.moved))
-
-
-def drawn_policy(random: Random) -> PolicyWorld:
-    """Return a world of any policy, with a pool of 20 to 300 slots."""
-    return PolicyWorld(random.choice(tuple(POLICIES)), random.choice((20, 60, random.randint(100, 300))))

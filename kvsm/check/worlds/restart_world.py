@@ -1,4 +1,4 @@
-"""The world of starts: real processes of one core on kept pools, with a real log, one after another.
+"""The world of restarts: real processes of one core on kept pools, with a real log, one after another.
 
 A process stores keys, ends steps, and closes its log or is killed: with its whole log written, in the middle
 of a write, or right after submitting jobs. The next process begins with `kvsm.tiers.warm_restart.start`. It
@@ -17,21 +17,25 @@ from __future__ import annotations
 import weakref
 from pathlib import Path
 from random import Random
-from tempfile import TemporaryDirectory
+
+import msgspec
 
 from kvsm.check.worlds.memory_marks import memory_marks
 from kvsm.check.worlds.world import Action
+from kvsm.check.worlds.world_files import silent, world_directory
 from kvsm.core.ledger import readable_keys
-from kvsm.core.log import LogReader
+from kvsm.core.log import LogReader, LogWriter
 from kvsm.core.offloader import Offloader
-from kvsm.errors import LogError, PropertyBroken
+from kvsm.errors import ConfigError, LogError, PropertyBroken
 from kvsm.events import OffloadConfig, OffloadingEvent
 from kvsm.identity import KeptPools, PoolIdentity
 from kvsm.properties import Property
 from kvsm.tiers.warm_restart import start
 
-KEYS, SLOTS, RANKS = 4, 2, 2
-_CONFIG = OffloadConfig(host_blocks=SLOTS, device_blocks=KEYS, workers=RANKS)
+KEYS, MOST = 4, 4
+"""The number of keys, and the upper limit of each size."""
+_FEWEST_BYTES, _MOST_BYTES = 700, 1 << 20
+"""The range of a segment's size."""
 _IDENTITY, _POOLS = PoolIdentity.of({"model": "small"}), (b"pool", b"sums")
 _LIKELY = ("store", "store", "report", "report", "step", "kill", "close")
 
@@ -40,26 +44,60 @@ def _key(number: int) -> bytes:
     return b"key %d" % number + bytes(4)
 
 
-class StartedWorld:
-    """A `World`; worlds with the same actions are equal."""
+class RestartOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of a world of restarts. Raises `ConfigError`.
+
+    slots: the number of host blocks. segment_bytes, compress: as for the log.
+    """
+
+    ranks: int = 2
+    slots: int = 2
+    segment_bytes: int = 4_000
+    compress: bool = False
+
+    def __post_init__(self) -> None:
+        sizes = {"ranks": (1, MOST), "slots": (1, MOST), "segment_bytes": (_FEWEST_BYTES, _MOST_BYTES)}
+        for name, (fewest, most) in sizes.items():
+            if not fewest <= getattr(self, name) <= most:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be from {fewest} to {most:,}")
+
+
+def draw_restart_options(random: Random) -> RestartOptions:
+    """Draw a small configuration."""
+    return RestartOptions(
+        ranks=random.choice((1, 2, 2)),
+        slots=random.randint(1, 3),
+        segment_bytes=random.choice((_FEWEST_BYTES, 4_000, _MOST_BYTES)),
+        compress=random.random() < 0.3,
+    )
+
+
+class RestartWorld:
+    """A `World`; worlds with the same options and actions are equal."""
 
     events: tuple[OffloadingEvent, ...] = ()
     """Empty: each process has its own log, on disk."""
     check_every = 20
 
-    def __init__(self) -> None:
-        place = TemporaryDirectory(prefix="kvsm-museum-")
+    def __init__(self, options: RestartOptions) -> None:
+        self.options = options
+        self._config = OffloadConfig(host_blocks=options.slots, device_blocks=KEYS, workers=options.ranks)
+        place = world_directory()
+        self.core: Offloader | None = None
         weakref.finalize(self, place.cleanup)
         self._log = Path(place.name) / "log"
-        self._weights, self._pool, self._marks = "v1", 1, memory_marks(RANKS)
-        self._order = list(range(RANKS))
+        self._weights, self._pool, self._marks = "v1", 1, memory_marks(options.ranks)
+        self._order = list(range(options.ranks))
         """Rank -> the number of its pool."""
         self._found: set[bytes] = set()
         """The keys that the next process must find."""
         self._may_find: set[bytes] = set()
         """Further keys that it may find: their events were perhaps written."""
-        self.core: Offloader | None = None
         self._do_start(0, 0, 0, 0)
+
+    def __del__(self) -> None:
+        if getattr(self, "core", None) is not None:
+            leave_log(self._end())
 
     # What may happen.
 
@@ -79,7 +117,8 @@ class StartedWorld:
         if action not in self.actions():
             return False
         name, *numbers = action
-        return bool(getattr(self, f"_do_{name}")(*numbers))
+        with silent():
+            return bool(getattr(self, f"_do_{name}")(*numbers))
 
     # A process runs.
 
@@ -97,7 +136,7 @@ class StartedWorld:
         """Report the oldest copy as done on each rank."""
         assert self.core is not None
         for transfer in list(self.core.ledger.transfers)[:1]:
-            for rank in range(RANKS):
+            for rank in range(self.options.ranks):
                 self.core.report(transfer, rank, True)
             return True
         return False
@@ -120,7 +159,7 @@ class StartedWorld:
         """Kill the process: with a completely written log (0), in the middle of a write (1), or now (2)."""
         core = self._end()
         writer = core.writer
-        assert writer is not None
+        assert isinstance(writer, LogWriter)
         readable = set(readable_keys(core.ledger))
         self._found, self._may_find = readable, set()
         if how < 2:
@@ -152,30 +191,32 @@ class StartedWorld:
         """Start the next process. Each argument is 0 or 1:
 
         weights: it has other weights. remade: its pools are new. cold: a rank reports that its pool is cold.
-        exchanged: the two ranks have exchanged their pools.
+        exchanged: the ranks have exchanged their pools.
         """
         self._weights = f"v{int(self._weights[1:]) + weights}"
         self._pool += remade
         if remade:
-            self._marks = memory_marks(RANKS)
+            self._marks = memory_marks(self.options.ranks)
         if exchanged:
             self._order.reverse()
         ids = [b"%s %d %02d" % (pool, rank, self._pool) for rank in self._order for pool in _POOLS]
         pools = KeptPools(_IDENTITY, tuple(id.ljust(16, b"\0") for id in ids))
         why = ("a rank has found its pool cold",) if cold else ()
-        options = {"durability": "none", "segment_bytes": 4000}
+        options = self.options
+        log = {"durability": "none", "segment_bytes": options.segment_bytes, "compress": options.compress}
         begun = start(
             self._log,
-            _CONFIG,
+            self._config,
             pools,
             weights=self._weights,
             marks=self._marks,
             why_cold=why,
-            log=options,
+            log=log,
+            past_logs_max_bytes=0,
         )
         self.core = begun.offloader
         found = set(readable_keys(self.core.ledger))
-        if weights or remade or cold or exchanged:
+        if weights or remade or cold or (exchanged and len(self._order) > 1):
             broken = Property.NO_STALE_DATA if weights else Property.CORRECT_BYTES
             if found:
                 raise PropertyBroken(
@@ -221,11 +262,6 @@ class StartedWorld:
 def leave_log(core: Offloader) -> None:
     """Close a killed core's log files without a flush: unwritten events are lost."""
     writer = core.writer
-    assert writer is not None
+    assert isinstance(writer, LogWriter)
     writer._place.segment.close()
     writer._claimed.close()
-
-
-def started(_random: Random) -> StartedWorld:
-    """Return a new world."""
-    return StartedWorld()

@@ -22,7 +22,6 @@ weights. Checked:
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import weakref
 from collections.abc import Iterator
@@ -36,16 +35,17 @@ from unittest.mock import patch
 
 import msgspec
 import numpy as np
-from disk_rig import IN_MEMORY
 
 from kvsm.check.worlds.memory_marks import memory_marks
+from kvsm.check.worlds.restart_world import leave_log
 from kvsm.check.worlds.tier_requests import TierRequests
 from kvsm.check.worlds.world import Action
+from kvsm.check.worlds.world_files import silent, world_directory
 from kvsm.core.ledger import readable_keys
 from kvsm.core.ledger.invariants import check_ledger
 from kvsm.core.offloader import Offloader
 from kvsm.core.plan import TransferJob, WorkerReport
-from kvsm.errors import PropertyBroken
+from kvsm.errors import ConfigError, PropertyBroken
 from kvsm.events import Direction, OffloadConfig, OffloadingEvent
 from kvsm.identity import KeptPools, PoolIdentity
 from kvsm.ids import listed
@@ -65,12 +65,13 @@ from kvsm.tiers.disk import (
     take,
 )
 from kvsm.tiers.warm_restart import start
-from museum.started_world import leave_log
 
 PROMPTS = ((b"a",), (b"b",), (b"a", b"c"))
 """The prompts that are stored and requested, as keys in prefix order."""
 WEIGHTS = ("v1", "v2")
 PAYLOAD, DEVICE_BLOCKS, PLACES = 512, 2, 2
+MOST = 4
+"""The upper limit of each size."""
 _IDENTITY = PoolIdentity.of({"model": "small"})
 _LIKELY = ("store", "store", "ask", "plan", "plan", "disk", "disk", "disk", "disk")
 _SELDOM = ("reset", "reset", "end")
@@ -87,8 +88,27 @@ class EraOptions(msgspec.Struct, frozen=True, kw_only=True):
     disk_slots: int = 2
     writes: str = WritePolicy.THROUGH.value
 
+    def __post_init__(self) -> None:
+        """Raises `ConfigError`: options of a saved failure are not trusted."""
+        for name in ("ranks", "host_slots", "disk_slots"):
+            if not 1 <= getattr(self, name) <= MOST:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be from 1 to {MOST}")
+        policies = [one.value for one in WritePolicy]
+        if self.writes not in policies:
+            raise ConfigError(f"writes is {self.writes!r}; choose one of {', '.join(policies)}")
 
-class Kept(NamedTuple):
+
+def draw_era_options(random: Random) -> EraOptions:
+    """Draw a small configuration."""
+    return EraOptions(
+        ranks=random.choice((1, 2, 2)),
+        host_slots=random.randint(1, 2),
+        disk_slots=random.randint(1, 3),
+        writes=random.choice((WritePolicy.THROUGH, WritePolicy.THROUGH, WritePolicy.BACK)).value,
+    )
+
+
+class KeptBlocks(NamedTuple):
     """The blocks that a tier keeps for the next process.
 
     weights: the weights that computed them. epochs: the epochs that their bytes may have.
@@ -160,7 +180,7 @@ class EraWorld:
 
     def __init__(self, options: EraOptions) -> None:
         self.options = options
-        place = TemporaryDirectory(prefix="kvsm-museum-", dir=IN_MEMORY)
+        place = world_directory()
         self._log = Path(place.name) / "log"
         self._files = TierDirectory(Path(place.name) / "disk", "engine")
         self._files.make()
@@ -177,12 +197,16 @@ class EraWorld:
         self.lives = False
         self._pool, self._marks = 1, memory_marks(options.ranks)
         self.weights, self.epoch, self._last_epoch = WEIGHTS[0], 0, 0
-        self.on_host = self.on_disk = Kept(WEIGHTS[0], frozenset({0}))
+        self.on_host = self.on_disk = KeptBlocks(WEIGHTS[0], frozenset({0}))
         """The blocks that each tier keeps, by this world's own books."""
         self._promised: set[bytes] = set()
         """Keys that the next process must find on the disk, if it has the weights of `on_disk`."""
         self._now = 0
         self._do_start(0, 0, 0)
+
+    def __del__(self) -> None:
+        if getattr(self, "lives", False):
+            leave_log(self.host)
 
     # What may happen.
 
@@ -239,7 +263,7 @@ class EraWorld:
         if len(numbers) != len(ranges) or not all(0 <= int(n) < most for n, most in zip(numbers, ranges)):
             return False
         before = set(self.disk.ledger.index) if self.lives else set()
-        with patch.object(logging.getLogger("kvsm.tiers.disk"), "disabled", True):
+        with silent():
             done = bool(move(*map(int, numbers)))
         if done and self.lives:
             # A key that left the disk was evicted, or its load failed.
@@ -330,7 +354,7 @@ class EraWorld:
         new_weights = weights if other else None
         self.weights, self.epoch = weights, self._new_epoch()
         self._epochs = frozenset({self.epoch})
-        self.on_host = Kept(weights, self._epochs)
+        self.on_host = KeptBlocks(weights, self._epochs)
         self._owed.clear()
         self.host.reset(new_weights)
         if how == KILLED_IN_RESET:
@@ -363,7 +387,7 @@ class EraWorld:
     def _begin_era(self, weights: str | None) -> None:
         """Begin an era; `DiskTier` calls this, and the era is durable on return."""
         self._era.begin(weights, self.disk.ledger.seq)
-        self.on_disk = Kept(self.weights, frozenset({self.epoch}))
+        self.on_disk = KeptBlocks(self.weights, frozenset({self.epoch}))
 
     def _new_epoch(self) -> int:
         self._last_epoch += 1
@@ -426,7 +450,7 @@ class EraWorld:
         era = era_at_start(self._files.era, weights, life)
         self._era = OpenEra(self._files.era, era, life)
         if self.on_disk.weights != weights:
-            self.on_disk, self._promised = Kept(weights, frozenset({self._new_epoch()})), set()
+            self.on_disk, self._promised = KeptBlocks(weights, frozenset({self._new_epoch()})), set()
         yield None
         found = decide(scans, era.id)
         for file in files:
@@ -481,7 +505,7 @@ class EraWorld:
         self._check_host()
         self._epochs |= self.on_disk.epochs
         self.epoch = max(self._epochs)
-        self.on_host = self.on_disk = Kept(self.weights, self._epochs)
+        self.on_host = self.on_disk = KeptBlocks(self.weights, self._epochs)
         self.check()
 
     # What must hold.
@@ -547,7 +571,9 @@ class EraWorld:
         return seen
 
     def fingerprint(self) -> bytes:
-        return repr((self.describe(), self.epoch, self.on_host, self.on_disk)).encode()
+        copies = [(copy.job.direction, copy.job.keys, copy.waits) for copy in self._copies]
+        waiting = [*self.tier._waiting]
+        return repr((self.describe(), self.epoch, self.on_host, self.on_disk, copies, waiting)).encode()
 
 
 @contextmanager
@@ -565,15 +591,3 @@ def _end(ranks: list[EraRank], place: TemporaryDirectory[str]) -> None:
     for rank in ranks:
         rank.close()
     place.cleanup()
-
-
-def eras(random: Random) -> EraWorld:
-    """Return a world with a drawn configuration."""
-    return EraWorld(
-        EraOptions(
-            ranks=random.choice((1, 2, 2)),
-            host_slots=random.randint(1, 2),
-            disk_slots=random.randint(1, 3),
-            writes=random.choice((WritePolicy.THROUGH, WritePolicy.THROUGH, WritePolicy.BACK)).value,
-        )
-    )

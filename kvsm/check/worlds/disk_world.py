@@ -2,30 +2,40 @@
 
 The actions: stores, loads, resets, a failing disk, a kill, a power loss, a byte that changes on disk, and a
 start that may have another dtype, layout or weights. A kill or power loss takes effect a few system calls
-before now, independently on each rank. Plain books say what a later process may find.
+before now, independently on each rank. Plain books say what a later process may find:
+
+- a start finds no block of before a reset, of another identity or of other weights: no stale data (S14);
+- it finds only blocks that were stored on every rank: publish after commit (S2);
+- it finds all blocks that were reported as stored, as far as the flush policy promises it, and a store with a
+  failed call is not reported as good: failure is not success (S6);
+- a load serves the bytes of its key, or fails if they changed on the disk: correct bytes (S15);
+- a slot whose load failed is not loaded again: progress (S9);
+- no other call fails: every call is legal (S8).
 """
 
 from __future__ import annotations
 
-import errno
-import logging
-import os
 import weakref
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
-from unittest.mock import patch
 
+import msgspec
 import numpy as np
-from disk_rig import IN_MEMORY, job
 
+from kvsm.check.worlds.simulated_disk import SECTOR, DiskFile, SimulatedDisk
 from kvsm.check.worlds.world import Action
-from kvsm.errors import PropertyBroken, TransferFailed
+from kvsm.check.worlds.world_files import silent, world_directory
+from kvsm.core.plan import TransferJob
+from kvsm.errors import ConfigError, PropertyBroken, TransferFailed
 from kvsm.events import Direction, OffloadingEvent
 from kvsm.identity import PoolIdentity
+from kvsm.ids import pack
 from kvsm.properties import Property
 from kvsm.tiers.disk import (
     DiskCopyEngine,
@@ -38,11 +48,12 @@ from kvsm.tiers.disk import (
     era_at_start,
     recover,
 )
-from museum.disk_history import SECTOR, DiskHistory, Moment
 
-SLOTS, KEYS = 2, 3
 PAYLOAD = 2 * SECTOR
 """Bytes of a block: two sectors, so that a block can be torn."""
+MOST_RANKS, MOST_SLOTS, MOST_KEYS = 4, 8, 16
+MOST_MOMENTS = 8
+"""The number of recent system calls at which the process may have ended."""
 
 FACTS = tuple(
     {"model": "m", "dtype": dtype, "layout": layout}
@@ -64,6 +75,34 @@ _KINDS = {
 """Action -> its weight in the draw."""
 
 
+class DiskWorldOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of a disk world. Raises `ConfigError`.
+
+    ranks: number of ranks, each with its own file.
+    slots, keys: number of slots of each file, and of different keys.
+    flush: when stores are flushed; not `INTERVAL`, which depends on a clock.
+    """
+
+    ranks: int = 2
+    slots: int = 2
+    keys: int = 3
+    flush: FlushPolicy = FlushPolicy.EVERY
+
+    def __post_init__(self) -> None:
+        for name, most in {"ranks": MOST_RANKS, "slots": MOST_SLOTS, "keys": MOST_KEYS}.items():
+            if not 1 <= getattr(self, name) <= most:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be from 1 to {most}")
+        if self.flush is FlushPolicy.INTERVAL:
+            raise ConfigError("flush is 'interval', which depends on a clock; choose 'none' or 'every'")
+
+
+def draw_disk_options(random: Random) -> DiskWorldOptions:
+    """Draw a small configuration."""
+    return DiskWorldOptions(
+        ranks=random.choice((1, 2)), flush=random.choice((FlushPolicy.EVERY, FlushPolicy.NONE))
+    )
+
+
 class Meaning(NamedTuple):
     """All that a key's bytes depend on besides the key and the rank: indices into `FACTS` and `WEIGHTS`."""
 
@@ -76,12 +115,34 @@ def content(key: int, meaning: Meaning, rank: int) -> np.ndarray[Any, Any]:
     return np.random.default_rng((key, *meaning, rank)).integers(0, 256, PAYLOAD, dtype=np.uint8)
 
 
-class Rank:
+def _name(key: int) -> bytes:
+    return b"key %d" % key
+
+
+class DiskMoment(NamedTuple):
+    """The state of a rank's disk after one system call.
+
+    file: a copy of the file.
+    begun: number of stores that had begun on this rank.
+    told: slot -> key and transfer, of stores that were reported as good.
+    """
+
+    file: DiskFile
+    begun: int
+    told: dict[int, tuple[int, int]]
+
+
+class DiskRank:
     """One rank: its file, and its copy engine and host pool while its process runs."""
 
     def __init__(self, number: int, path: Path) -> None:
         self.number, self.path = number, path
-        self.history: DiskHistory | None = None
+        self.on_disk = DiskFile()
+        """The file as the disk has it."""
+        self.told: dict[int, tuple[int, int]] = {}
+        """Slot -> key and transfer, of stores that were reported as good."""
+        self.moments: deque[DiskMoment] = deque(maxlen=MOST_MOMENTS)
+        """The last moments, at which the process may have ended."""
         self.era = b""
         """The id of the current era, which each store carries."""
         self.stores: list[tuple[int, int, SlotGeneration]] = []
@@ -98,7 +159,8 @@ class Rank:
 
     def copy(self, transfer: int, direction: Direction, slot: int, key: int) -> bool:
         """Copy between the host block and a slot. Returns whether the copy succeeded."""
-        self.engine.submit(job(transfer, direction, [0], [slot], [key], self.era))
+        job = TransferJob(transfer, direction, pack([0]), pack([slot]), (_name(key),), era=self.era)
+        self.engine.submit(job)
         self.engine.wait([transfer])
         (result,) = self.engine.poll()
         return result.good
@@ -107,42 +169,38 @@ class Rank:
         """Whether this store is among the first `until` stores of this rank, and after the last reset."""
         return (slot, key, generation) in self.stores[self.since : until]
 
+    def note(self) -> None:
+        """Note the present moment."""
+        self.moments.append(DiskMoment(self.on_disk.copy(), len(self.stores), dict(self.told)))
 
-class _FailingCall:
-    """Makes one of the next system calls fail: number `number` from now, counted from 0; negative: none."""
-
-    def __init__(self, number: int = -1) -> None:
-        self.left = number
-
-    def next(self) -> None:
-        self.left -= 1
-        if self.left == -1:
-            raise OSError(errno.EIO, "Input/output error")
+    def forget(self) -> None:
+        """Drop the earlier moments: the process cannot have ended before now."""
+        self.moments.clear()
+        self.note()
 
 
 class DiskWorld:
-    """A `World`; worlds with the same options and the same actions are equal.
+    """A `World`; worlds with the same options and the same actions are equal."""
 
-    ranks: number of ranks, each with its own file.
-    flush: when stores are flushed; not `INTERVAL`, which depends on a clock.
-    """
-
-    def __init__(self, ranks: int = 2, flush: FlushPolicy = FlushPolicy.EVERY) -> None:
-        self.flush = flush
-        place = TemporaryDirectory(prefix="kvsm-museum-", dir=IN_MEMORY)
+    def __init__(self, options: DiskWorldOptions) -> None:
+        self.options = options
+        place = world_directory()
         self._era = Path(place.name) / "era"
-        self.ranks = [Rank(number, Path(place.name) / f"rank{number}") for number in range(ranks)]
+        self.ranks = [DiskRank(number, Path(place.name) / f"rank{number}") for number in range(options.ranks)]
+        self._disk = SimulatedDisk(partial(_note, self.ranks))
         weakref.finalize(self, _end, self.ranks, place)
         self.lives = False
         self.meaning = Meaning(0, 0)
         self.held: dict[int, int] = {}
         """Slot -> key, of all blocks that a load must return."""
-        self._ended: list[Moment] = []
+        self._ended: list[DiskMoment] = []
         """Per rank, the moment at which the last process ended."""
         self._keeps_flushed_only = False
         self._transfers = 0
         self._disk_failed = False
-        self._do_start(0, 0)
+        self._reached: set[str] = set()
+        with self._recorded():
+            self._do_start(0, 0)
 
     @property
     def events(self) -> Sequence[OffloadingEvent]:
@@ -153,13 +211,13 @@ class DiskWorld:
 
     def _numbers(self, name: str) -> tuple[int, ...]:
         """Return the exclusive upper bound of each number of an action."""
-        ranks = len(self.ranks)
+        slots, keys, ranks = self.options.slots, self.options.keys, self.options.ranks
         return {
-            "store": (SLOTS, KEYS),
-            "load": (SLOTS,),
-            "fail": (SLOTS, KEYS, ranks, 3),
+            "store": (slots, keys),
+            "load": (slots,),
+            "fail": (slots, keys, ranks, 3),
             "reset": (len(WEIGHTS),),
-            "rot": (SLOTS, ranks),
+            "rot": (slots, ranks),
             "crash": (3, *(6,) * ranks),
             "stop": (),
             "start": (len(FACTS), len(WEIGHTS)),
@@ -183,12 +241,16 @@ class DiskWorld:
         name, *numbers = action
         if name not in _KINDS or (name == "start") == self.lives:
             return False
-        return bool(getattr(self, f"_do_{name}")(*numbers))
+        bounds = self._numbers(str(name))
+        if len(numbers) != len(bounds) or not all(0 <= int(n) < most for n, most in zip(numbers, bounds)):
+            return False
+        with self._recorded():
+            return bool(getattr(self, f"_do_{name}")(*numbers))
 
     def _do_store(self, slot: int, key: int) -> bool:
         """Store a key on all ranks. The key leaves its other slot, because a core keeps one slot per key."""
         self._disk_failed = False
-        if not all(self._store(rank, slot, key, _FailingCall()) for rank in self._begin_store(slot, key)):
+        if not all(self._store(rank, slot, key) for rank in self._begin_store(slot, key)):
             raise PropertyBroken(Property.LEGAL_CALLS, f"a store of slot {slot} failed on a disk that works")
         self._note_good_store(slot, key)
         return True
@@ -203,39 +265,37 @@ class DiskWorld:
         self._disk_failed = True
         good = []
         for rank in self._begin_store(slot, key):
-            fails = _FailingCall(call if rank.number == failing else -1)
-            good.append(self._store(rank, slot, key, fails))
-            if good[-1] and call >= 0 and rank.number == failing and fails.left < 0:
+            failed = self._disk.failed
+            if rank.number == failing:
+                self._disk.arm("any", call, call)
+            good.append(self._store(rank, slot, key))
+            self._disk.forget_faults()
+            if good[-1] and self._disk.failed > failed:
                 message = f"rank {failing}: a store whose write failed was reported as good"
                 raise PropertyBroken(Property.FAILURE_IS_NOT_SUCCESS, message)
         if all(good):
             self._note_good_store(slot, key)
         return True
 
-    def _begin_store(self, slot: int, key: int) -> list[Rank]:
+    def _begin_store(self, slot: int, key: int) -> list[DiskRank]:
         self._transfers += 1
         for rank in self.ranks:
-            assert rank.history is not None
             for held in [held for held, of_key in self.held.items() if held == slot or of_key == key]:
-                rank.history.told.pop(held, None)
+                rank.told.pop(held, None)
         self.held = {held: of_key for held, of_key in self.held.items() if held != slot and of_key != key}
         return self.ranks
 
-    def _store(self, rank: Rank, slot: int, key: int, fails: _FailingCall) -> bool:
-        assert rank.history is not None
+    def _store(self, rank: DiskRank, slot: int, key: int) -> bool:
         rank.host[0] = content(key, self.meaning, rank.number)
         rank.stores.append((slot, key, SlotGeneration(rank.file.life, self._transfers)))
-        rank.history.begun = len(rank.stores)
         rank.rotten.discard(slot)
-        with self._recorded(fails):
-            return rank.copy(self._transfers, Direction.STORE, slot, key)
+        return rank.copy(self._transfers, Direction.STORE, slot, key)
 
     def _note_good_store(self, slot: int, key: int) -> None:
         self.held[slot] = key
         for rank in self.ranks:
-            assert rank.history is not None
-            rank.history.told[slot] = key, self._transfers
-            rank.history.note()
+            rank.told[slot] = key, self._transfers
+            rank.note()
 
     def _do_load(self, slot: int) -> bool:
         key = self.held.get(slot)
@@ -252,7 +312,7 @@ class DiskWorld:
                 break
         return True
 
-    def _check_given_up(self, rank: Rank, slot: int) -> None:
+    def _check_given_up(self, rank: DiskRank, slot: int) -> None:
         """Check that a slot whose load failed is invalid now. Otherwise it would be loaded again forever."""
         try:
             rank.file.table.proof(slot)
@@ -263,7 +323,7 @@ class DiskWorld:
         )
         raise PropertyBroken(Property.PROGRESS, message)
 
-    def _served(self, rank: Rank, slot: int, key: int) -> bool:
+    def _served(self, rank: DiskRank, slot: int, key: int) -> bool:
         """Load a slot, and check the loaded bytes. Returns whether the load succeeded."""
         self._transfers += 1
         rank.host[0] = 0
@@ -290,9 +350,8 @@ class DiskWorld:
     def _give_up_all(self) -> None:
         self.held = {}
         for rank in self.ranks:
-            assert rank.history is not None
-            rank.since, rank.history.told = len(rank.stores), {}
-            rank.history.forget()
+            rank.since, rank.told = len(rank.stores), {}
+            rank.forget()
 
     def _do_rot(self, slot: int, number: int) -> bool:
         """A byte of a stored block changes on one rank's disk."""
@@ -301,43 +360,34 @@ class DiskWorld:
             return False
         data = bytearray(rank.path.read_bytes())
         data[rank.file.geometry.payload_at(slot)] ^= 1
-        self._put(rank, bytes(data))
+        self._disk.put(rank.path, bytes(data))
         rank.rotten.add(slot)
         for other in self.ranks:
-            assert other.history is not None
-            other.history.told.pop(slot, None)
-            other.history.forget()
+            other.told.pop(slot, None)
+            other.forget()
         return True
 
     # How a process ends, and the next one begins.
 
     def _do_stop(self) -> bool:
-        return self._end_process([rank.history.moments[-1] for rank in self.ranks if rank.history], None)
+        return self._end_process([rank.moments[-1] for rank in self.ranks], None)
 
     def _do_crash(self, power: int, *back: int) -> bool:
         """Kill the process (power is 0), or cut the power, at `back` system calls before now on each rank."""
-        moments = []
-        for rank, calls in zip(self.ranks, back):
-            assert rank.history is not None
-            moments.append(rank.history.moments[-1 - min(calls, len(rank.history.moments) - 1)])
+        moments = [
+            rank.moments[-1 - min(calls, len(rank.moments) - 1)] for rank, calls in zip(self.ranks, back)
+        ]
         return self._end_process(moments, Random(power) if power else None)
 
-    def _end_process(self, moments: list[Moment], power: Random | None) -> bool:
+    def _end_process(self, moments: list[DiskMoment], power: Random | None) -> bool:
         self._ended, self._keeps_flushed_only = moments, power is not None
         for rank, moment in zip(self.ranks, moments):
-            assert rank.history is not None
             rank.engine.close()
-            left = moment.after_kill() if power is None else moment.after_power_loss(power)
-            self._put(rank, left)
+            left = moment.file.after_kill() if power is None else moment.file.after_power_loss(power)
+            self._disk.put(rank.path, left)
+            rank.forget()
         self.held, self.lives = {}, False
         return True
-
-    def _put(self, rank: Rank, data: bytes) -> None:
-        """Give the file this content."""
-        assert rank.history is not None
-        with rank.path.open("r+b") as file:
-            file.write(data)
-        rank.history.replace(data)
 
     def _do_start(self, identity: int, weights: int) -> bool:
         """Start the next process. It must find all promised blocks, and may find other stored ones.
@@ -349,14 +399,14 @@ class DiskWorld:
             (before.identity + identity) % len(FACTS), (before.weights + weights) % len(WEIGHTS)
         )
         self.lives, self._transfers, self._disk_failed = True, 0, False
-        ranks = len(self.ranks)
-        with self._recorded(_FailingCall()):
-            for rank in self.ranks:
-                geometry = DiskGeometry(PAYLOAD, SLOTS, rank.number, ranks)
-                rank.open(geometry, PoolIdentity.of(FACTS[meaning.identity]), self.flush)
-            life = max(rank.file.life for rank in self.ranks)
-            era = era_at_start(self._era, WEIGHTS[meaning.weights], life).id
-            found = recover([rank.file for rank in self.ranks], era)
+        options = self.options
+        for rank in self.ranks:
+            geometry = DiskGeometry(PAYLOAD, options.slots, rank.number, options.ranks)
+            rank.open(geometry, PoolIdentity.of(FACTS[meaning.identity]), options.flush)
+            self._find_file(rank)
+        life = max(rank.file.life for rank in self.ranks)
+        era = era_at_start(self._era, WEIGHTS[meaning.weights], life).id
+        found = recover([rank.file for rank in self.ranks], era)
         for rank in self.ranks:
             rank.era = era
         if meaning != self.meaning:
@@ -365,10 +415,17 @@ class DiskWorld:
             self._ended = [moment._replace(told={}) for moment in self._ended]
         self._check_found(found)
         for rank in self.ranks:
-            assert rank.history is not None
-            rank.history.told = {slot: (key, 0) for slot, key in self.held.items()}
-            rank.history.forget()
+            rank.told = {slot: (key, 0) for slot, key in self.held.items()}
+            rank.forget()
         return True
+
+    def _find_file(self, rank: DiskRank) -> None:
+        """Note the file of a rank that has opened it. A new file has no damaged slots."""
+        file = self._disk.file(rank.path)
+        assert file is not None
+        if file is not rank.on_disk:
+            rank.on_disk = file
+            rank.rotten.clear()
 
     def _check_found(self, found: Recovered) -> None:
         """Check that each key found was stored on all ranks, and loads the right bytes."""
@@ -387,61 +444,45 @@ class DiskWorld:
                 raise PropertyBroken(Property.PUBLISH_AFTER_COMMIT, message)
             if all(self._served(rank, slot, number) for rank in self.ranks):
                 self.held[slot] = number
-        lost = sorted(self._promised() - set(self.held.values()))
+        promised = self._promised()
+        self._reached.add(
+            f"a start finds {len(found.slots)} blocks, {len(promised)} of them promised, "
+            f"after {'a power loss' if self._keeps_flushed_only else 'a kill'}"
+        )
+        lost = sorted(promised - set(self.held.values()))
         if lost:
             message = f"keys {lost} were reported as stored, but the next process lacks them"
             raise PropertyBroken(Property.FAILURE_IS_NOT_SUCCESS, message)
 
     def _promised(self) -> set[int]:
         """The keys that the next process must find."""
-        if not self._ended or (self._keeps_flushed_only and self.flush is FlushPolicy.NONE):
+        if not self._ended or (self._keeps_flushed_only and self.options.flush is FlushPolicy.NONE):
             return set()
         first, *others = (moment.told for moment in self._ended)
         return {told[0] for slot, told in first.items() if all(other.get(slot) == told for other in others)}
 
     @contextmanager
-    def _recorded(self, fails: _FailingCall) -> Iterator[None]:
-        """Record all system calls that write or flush a rank's file. The tier's log messages are silenced."""
-        pwritev, fdatasync = os.pwritev, os.fdatasync
-
-        def write(descriptor: int, buffers: list[Any], offset: int) -> int:
-            fails.next()
-            history = self._history(descriptor)
-            done = pwritev(descriptor, buffers, offset)
-            history.write(b"".join(bytes(buffer) for buffer in buffers)[:done], offset)
-            return done
-
-        def flush(descriptor: int) -> None:
-            fails.next()
-            history = self._history(descriptor)
-            fdatasync(descriptor)
-            history.flush()
-
-        quiet = patch.object(logging.getLogger("kvsm.tiers.disk"), "disabled", True)
-        with quiet, patch.object(os, "pwritev", write), patch.object(os, "fdatasync", flush):
+    def _recorded(self) -> Iterator[None]:
+        """Record all calls that write or flush a rank's file. The tier's warnings are dropped."""
+        with silent(), self._disk.attached():
             yield
-
-    def _history(self, descriptor: int) -> DiskHistory:
-        """Return the history of an open file; begin a new one if the rank has another file now."""
-        path, status = Path(os.readlink(f"/proc/self/fd/{descriptor}")), os.fstat(descriptor)
-        (rank,) = (candidate for candidate in self.ranks if candidate.path == path)
-        if rank.history is None or rank.history.inode != status.st_ino:
-            rank.history = DiskHistory(status.st_ino, path.read_bytes())
-            rank.rotten.clear()
-        rank.history.grow(status.st_size)  # Room may be allocated without a write.
-        return rank.history
 
     # What must hold.
 
     def check(self) -> None:
         """Check that every held block loads as it was stored."""
         if self.lives:
-            for slot in list(self.held):
-                self._do_load(slot)
+            with self._recorded():
+                for slot in list(self.held):
+                    self._do_load(slot)
 
     def wind_down(self) -> Action | None:
         """Return a start if no process runs; otherwise the world is at rest."""
         return None if self.lives else ("start", 0, 0)
+
+    def reached(self) -> list[str]:
+        """What the starts of this world have found, for the corpus."""
+        return sorted(self._reached)
 
     def describe(self) -> dict[str, str]:
         return {f"disk slot {slot}": f"key {key}" for slot, key in self.held.items()}
@@ -450,12 +491,14 @@ class DiskWorld:
         return repr((self.lives, self.meaning, sorted(self.held.items()))).encode()
 
 
-def drawn(random: Random) -> DiskWorld:
-    """Return a world with a drawn configuration."""
-    return DiskWorld(random.choice((1, 2)), random.choice((FlushPolicy.EVERY, FlushPolicy.NONE)))
+def _note(ranks: Sequence[DiskRank], file: DiskFile) -> None:
+    """Note a call on the file of one of these ranks."""
+    for rank in ranks:
+        if rank.on_disk is file:
+            rank.note()
 
 
-def _end(ranks: list[Rank], place: TemporaryDirectory[str]) -> None:
+def _end(ranks: list[DiskRank], place: TemporaryDirectory[str]) -> None:
     for rank in ranks:
         rank.engine.close()
     place.cleanup()

@@ -1,4 +1,4 @@
-"""The museum's world of eras: finds nothing in the unchanged code, is repeatable, and detects faults."""
+"""The world of eras: finds nothing in the unchanged code, is repeatable, and detects faults."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Callable
 from random import Random
 
 import pytest
-from museum.era_world import ERA_FAILS, KILLED_IN_RESET, WELL, EraOptions, EraWorld, eras
 
+from kvsm.check.walks.targets import draw_case
 from kvsm.check.walks.walk import walk
-from kvsm.check.worlds.world import Action
+from kvsm.check.worlds.era_world import ERA_FAILS, KILLED_IN_RESET, WELL, EraOptions, EraWorld
+from kvsm.check.worlds.world import Action, World
 from kvsm.core.log import LogWriter
 from kvsm.errors import PropertyBroken
 from kvsm.properties import Property
@@ -20,6 +21,10 @@ ON_DISK: tuple[Action, ...] = (("store", 0), ("plan",), ("disk", 0, 0, 0), ("dis
 """A block is on the host and on the disk of both ranks."""
 AGAIN: tuple[Action, ...] = (("end", 0), ("start", 0, 0, 0))
 """The process is killed, and another one goes on."""
+
+
+def drawn(random: Random) -> World:
+    return draw_case("eras", random).make()
 
 
 def acted(*actions: Action) -> EraWorld:
@@ -34,7 +39,7 @@ def acted(*actions: Action) -> EraWorld:
 def test_the_same_actions_lead_to_the_same_world(seed: int) -> None:
     """And the unchanged code breaks no property in it."""
     random = Random(seed)
-    world, other = eras(Random(seed)), eras(Random(seed))
+    world, other = drawn(Random(seed)), drawn(Random(seed))
     for _ in range(80):
         action = world.draw(random)
         assert world.do(action) == other.do(action)
@@ -112,7 +117,7 @@ def the_log_is_not_flushed(patch: pytest.MonkeyPatch) -> None:
 )
 def test_what_is_planted_is_found(bug: Planted, broken: Property, monkeypatch: pytest.MonkeyPatch) -> None:
     bug(monkeypatch)
-    failure = walk(eras, 1, runs=8).failure
+    failure = walk(drawn, 1, runs=8).failure
     assert failure is not None
     assert failure.finding.property == broken, failure.finding
 

@@ -21,32 +21,55 @@ from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 from random import Random
-from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import msgspec
+
+from kvsm.check.worlds.simulated_disk import SimulatedDisk
 from kvsm.check.worlds.world import Action
+from kvsm.check.worlds.world_files import world_directory
 from kvsm.core.log import LogDirectory, LogEnd, LogReader, LogWriter, WholeState, find_end
 from kvsm.core.log.log_thread import _serve
-from kvsm.errors import LogDamaged, LogError, LogWriteFailed, PropertyBroken
+from kvsm.errors import ConfigError, LogDamaged, LogError, LogWriteFailed, PropertyBroken
 from kvsm.events import OffloadConfig, OffloadingEvent, RequestArrived
 from kvsm.properties import Property
-from museum.log_disk import LogDisk
 
 _CONFIG = OffloadConfig(host_blocks=2, device_blocks=2)
 _SNAPSHOT = bytes(700)
 _LONG = 30
 """A log with this many events is not continued: each end of a process reads the whole log."""
+_FEWEST_BYTES, _MOST_BYTES = 200, 1 << 20
+"""The range of a segment's size."""
+_SIZES = (20, 300, 900)
+"""The sizes of events."""
+_SEEDS = 100
+"""Faults and power losses are drawn from one of so many seeds."""
 _ENDS = ("close", "kill", "lose_power")
 _LIKELY = (*["append", "flush", "sync", "open"] * 4, *["fail_write", "fail_sync"] * 3, *_ENDS)
 
 
-class LogOptions(NamedTuple):
-    """The parameters of `LogWriter`."""
+class LogWorldOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The parameters of `LogWriter`. A log without syncs promises no durability. Raises `ConfigError`."""
 
-    durability: str
-    sync_thread: bool
-    on_failure: str
-    segment_bytes: int
+    durability: Literal["interval", "every"] = "interval"
+    sync_thread: bool = True
+    on_failure: Literal["stop", "continue"] = "stop"
+    segment_bytes: int = 1 << 20
+
+    def __post_init__(self) -> None:
+        if not _FEWEST_BYTES <= self.segment_bytes <= _MOST_BYTES:
+            message = f"it must be from {_FEWEST_BYTES} to {_MOST_BYTES:,}"
+            raise ConfigError(f"segment_bytes is {self.segment_bytes}; {message}")
+
+
+def draw_log_options(random: Random) -> LogWorldOptions:
+    """Draw how the log is written."""
+    return LogWorldOptions(
+        durability=random.choice(("interval", "interval", "interval", "every")),
+        sync_thread=random.random() < 0.9,
+        on_failure=random.choice(("stop", "continue")),
+        segment_bytes=random.choice((200, 2_000, 1 << 20)),
+    )
 
 
 class _HeldJobs:
@@ -73,7 +96,7 @@ class _HeldJobs:
         _serve(queue)
 
 
-class _Found(NamedTuple):
+class _ReadLog(NamedTuple):
     """The log as a reader finds it. gaps: the numbers of the events that the reader reports as lost."""
 
     events: list[OffloadingEvent]
@@ -94,20 +117,26 @@ class FailingLogWorld:
     """Empty: the log is on disk."""
     check_every = 50
 
-    def __init__(self, options: LogOptions) -> None:
-        place = TemporaryDirectory(prefix="kvsm-museum-")
+    def __init__(self, options: LogWorldOptions) -> None:
+        place = world_directory()
+        self._writer: LogWriter | None = None
         weakref.finalize(self, place.cleanup)
         self._options, self._root, self._logs = options, Path(place.name), 0
-        self._disk, self._syncs, self._openings = LogDisk(), _HeldJobs(), _HeldJobs()
+        self._disk, self._syncs, self._openings = SimulatedDisk(), _HeldJobs(), _HeldJobs()
         self._appended: list[OffloadingEvent] = []
         """All events of this log; the first has number 1."""
         self._durable = 0
         """The number of the last event that a successful sync covers."""
-        self._writer: LogWriter | None = None
         self._stopped = False
         self._log = self._new_place()
+        self._reached: set[str] = set()
         with self._disk.attached():
             self._do_start()
+
+    def __del__(self) -> None:
+        writer: LogWriter | None = getattr(self, "_writer", None)
+        if writer is not None:
+            self._end(writer)
 
     def _new_place(self) -> Path:
         self._logs += 1
@@ -136,14 +165,15 @@ class FailingLogWorld:
     def draw(self, random: Random) -> Action:
         name = random.choice(_ENDS if self._stopped else _LIKELY) if self._writer is not None else "start"
         if name == "append":
-            return (name, random.choice((20, 300, 900)))
-        return (name, random.randrange(100)) if name in ("fail_write", "fail_sync", "lose_power") else (name,)
+            return (name, random.choice(_SIZES))
+        seeded = name in ("fail_write", "fail_sync", "lose_power")
+        return (name, random.randrange(_SEEDS)) if seeded else (name,)
 
     def do(self, action: Action) -> bool:
         name, *numbers = action
         if (name == "start") != (self._writer is None):
             return False
-        if self._stopped and name not in ("close", "kill", "lose_power"):
+        if self._stopped and name not in _ENDS:
             return False
         move: Callable[..., bool] = getattr(self, f"_do_{name}")
         with self._disk.attached():
@@ -154,6 +184,8 @@ class FailingLogWorld:
     # A process writes.
 
     def _do_append(self, size: int) -> bool:
+        if size not in _SIZES:
+            return False
         seq = len(self._appended) + 1
         event = RequestArrived(seq, seq, 0, f"r{seq}".ljust(size, "-"))
         self._appended.append(event)
@@ -255,9 +287,10 @@ class FailingLogWorld:
         self._writer = None
         self._disk.forget_faults()
 
-    def _look(self) -> _Found:
+    def _look(self) -> _ReadLog:
         """Read the log, and compare it with the appended events."""
         found = self._read()
+        self._reached.add(f"a log ends as {found.end.name}{', with a gap' * bool(found.gaps)}")
         numbers = [event.seq for event in found.events]
         if found.events != [self._appended[number - 1] for number in numbers]:
             raise PropertyBroken(Property.EVENTS_ARE_STATE, f"events {numbers} are read, but some differ")
@@ -280,7 +313,7 @@ class FailingLogWorld:
             raise PropertyBroken(Property.EVENTS_ARE_STATE, message)
         return found
 
-    def _read(self) -> _Found:
+    def _read(self) -> _ReadLog:
         reader, events = LogReader(self._log), list[OffloadingEvent]()
         try:
             for segment in reader.segments():
@@ -290,7 +323,7 @@ class FailingLogWorld:
             message = f"the log is damaged after {len(events)} events, without a report: {error}"
             raise PropertyBroken(Property.EVENTS_ARE_STATE, message) from error
         gaps = {seq for first, last in reader.gaps for seq in range(first, last + 1)}
-        return _Found(events, gaps, reader.end, reader.broken_from)
+        return _ReadLog(events, gaps, reader.end, reader.broken_from)
 
     # The next process begins.
 
@@ -318,11 +351,11 @@ class FailingLogWorld:
             self._log if where is None else where,
             config=_CONFIG,
             snapshot=lambda: WholeState(_SNAPSHOT),
-            durability=options.durability,  # type: ignore[arg-type]
+            durability=options.durability,
             sync_interval_ms=0,
             sync_thread=options.sync_thread,
             segment_bytes=options.segment_bytes,
-            on_failure=options.on_failure,  # type: ignore[arg-type]
+            on_failure=options.on_failure,
             clock=lambda: 7,
             run=bytes([self._logs]) * 16,
         )
@@ -341,6 +374,10 @@ class FailingLogWorld:
     def wind_down(self) -> Action | None:
         return ("close",) if self._writer is not None else None
 
+    def reached(self) -> list[str]:
+        """How the logs of this world have ended, for the corpus."""
+        return sorted(self._reached)
+
     def describe(self) -> dict[str, str]:
         return {
             "events": str(len(self._appended)),
@@ -350,14 +387,3 @@ class FailingLogWorld:
 
     def fingerprint(self) -> bytes:
         return repr((self.describe(), self._logs, self._stopped, self._disk.failed)).encode()
-
-
-def drawn_log(random: Random) -> FailingLogWorld:
-    """Return a world whose log is synced; a log without syncs promises no durability."""
-    options = LogOptions(
-        durability=random.choice(("interval", "interval", "interval", "every")),
-        sync_thread=random.random() < 0.9,
-        on_failure=random.choice(("stop", "continue")),
-        segment_bytes=random.choice((200, 2_000, 1 << 20)),
-    )
-    return FailingLogWorld(options)

@@ -1,0 +1,28 @@
+"""What worlds with real files share: their directories, and silence about what they do to them."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from tempfile import TemporaryDirectory
+from unittest.mock import patch
+
+IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+"""Where short-lived files are kept, because a flush to a real disk takes milliseconds. None: the default."""
+_LOGGERS = ("kvsm", "kvsm.tiers.disk")
+
+
+def world_directory() -> TemporaryDirectory[str]:
+    """Create the directory of one world. It is removed with the returned object."""
+    return TemporaryDirectory(prefix="kvsm-world-", dir=IN_MEMORY)
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """Drop the warnings of kvsm: a world makes disks fail, and closes processes with copies in flight."""
+    with ExitStack() as stack:
+        for name in _LOGGERS:
+            stack.enter_context(patch.object(logging.getLogger(name), "disabled", True))
+        yield
