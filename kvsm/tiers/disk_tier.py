@@ -203,6 +203,10 @@ class DiskTier:
         """Number of next victims that the current scan has seen."""
         self._looked_at = (0, 0)
         """The last events of host and disk at the last piece of a scan."""
+        self._written = set[bytes]()
+        """With write-back, the keys that were stored on the disk since the last scan began. They are not
+        written again before the next one: next victims that evict each other from a small disk would be
+        written for ever."""
         first = above.device_blocks - places * chunk
         self._places = [range(first + n * chunk, first + (n + 1) * chunk) for n in range(places)]
         self._health = HealthWatch(name, clock)
@@ -250,7 +254,11 @@ class DiskTier:
         lacking = len(hit.keys) - len(resident)
         if not lacking:
             return None
-        if _has_room(self.host) and _has_room(self.disk) and fetches.may_begin(resident, lacking):
+        if (
+            _has_room(self.host)
+            and _has_room(self.disk)
+            and fetches.may_begin(hit.request, resident, lacking)
+        ):
             return self._bring(hit, resident)
         return fetches.turn()
 
@@ -295,6 +303,7 @@ class DiskTier:
     def stored(self, keys: Collection[bytes]) -> None:
         """Note that these keys were stored on the host from the device. With write-through, queue them."""
         self._since_look += len(keys)
+        self._written.difference_update(keys)
         if self._writes is WritePolicy.THROUGH:
             self._queue(keys)
 
@@ -335,6 +344,7 @@ class DiskTier:
             return
         if self._since_look >= self._look_after:
             self._since_look = self._seen_ahead = 0
+            self._written.clear()
         self._looked_at = self._now()
         below, free = self.disk.ledger.index, len(self.host.ledger.free)
         first = min(self._ahead, PLACES)
@@ -342,7 +352,7 @@ class DiskTier:
         keys = [*self.host.next_victims(first - free)]
         if seen < self._seen_ahead:
             keys += self.host.next_victims(self._seen_ahead - free, max(0, max(seen, first) - free))
-        self._queue([key for key in keys if key not in below])
+        self._queue([key for key in keys if key not in below and key not in self._written])
 
     def _has_to_look(self) -> bool:
         """Whether write-back must scan next victims: the current scan is incomplete, a new scan is due, or
@@ -483,6 +493,8 @@ class DiskTier:
         self._end(copy)
         if to_disk:
             self._note_store(good=ended.good, blocks=len(ended.keys))
+            if ended.good and self._writes is WritePolicy.BACK:
+                self._written.update(ended.keys)
         return ended.good and not to_disk
 
     def lose(self, transfer: int) -> None:
@@ -519,6 +531,7 @@ class DiskTier:
             self._end(copy)
         self.counts.not_stored += len(self._waiting)
         self._waiting.clear()
+        self._written.clear()
         if weights is not None or self._is_durable:
             self._reset_weights = weights
         self._is_durable = False

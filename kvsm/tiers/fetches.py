@@ -59,29 +59,31 @@ class Fetches:
                 return transfer
         return None
 
-    def may_begin(self, resident: Sequence[int], lacking: int) -> bool:
+    def may_begin(self, request: str, resident: Sequence[int], lacking: int) -> bool:
         """Whether the copy of a hit may begin.
 
+        request: the request of the hit. It gives back the blocks that it holds when it waits for more.
         resident: the host slots of its blocks that are on the host.
         lacking: the number of its blocks that are only on the disk.
         """
-        ledger, held = self._host.ledger, self._held()
+        ledger, held = self._host.ledger, self._held(request)
         if held and len(held.union(resident)) + lacking > self._most:
             return False
         idle = sum([slot in ledger.policy and slot not in ledger.copied_out for slot in resident])
         # If the pool has no room for all of them, begin once nothing is in flight: copy what fits.
         return lacking <= len(ledger.free) + ledger.evictable() - idle or not ledger.transfers
 
-    def _held(self) -> set[int]:
-        """Return the host slots that are in flight from the disk, or wait for a load."""
+    def _held(self, but_of: str) -> set[int]:
+        """Return the host slots that are in flight from the disk, or wait for a load of another request than
+        `but_of`."""
         ledger = self._host.ledger
         held = {slot for transfer in self._hits for slot in listed(ledger.transfers[transfer].slots)}
         for name in list(self._matched):
             request = ledger.requests.get(name)
-            if request is not None and request.word & STATE_MASK == MATCHED:
-                held.update(listed(request.pins))
-            else:
+            if request is None or request.word & STATE_MASK != MATCHED:
                 del self._matched[name]
+            elif name != but_of:
+                held.update(listed(request.pins))
         return held
 
     def turn(self) -> int | None:

@@ -156,6 +156,18 @@ def test_a_prompt_longer_than_half_of_the_host_comes_alone() -> None:
     load(tiers, "long", KEYS[:6])
 
 
+def test_a_request_that_needs_more_than_half_is_not_kept_waiting_by_what_it_holds() -> None:
+    """The device has lost the beginning of its prompt. Stored, so served (S19)."""
+    tiers = fetching(6)
+    ask(tiers, "r", KEYS[3:6])
+    tiers.end(loads(tiers)[0])
+    assert ask(tiers, "r", KEYS[:6]) is not None
+    (job,) = loads(tiers)
+    tiers.end(job)
+    load(tiers, "r", KEYS[:6])
+    tiers.check()
+
+
 @pytest.mark.parametrize("leaves", ["finish", "preempt"])
 def test_a_request_that_leaves_gives_its_turn_to_the_next(leaves: str) -> None:
     """Before its blocks have come, or after that."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -157,6 +158,17 @@ def test_a_copy_to_the_disk_only_reads_the_host(good: bool) -> None:
     tiers.end(job, good)
     assert [tiers.tier.has(key) for key in KEYS[:2]] == [good] * 2
     assert [tiers.host.lookup(key) for key in KEYS[:2]] == [LookupResult.HIT] * 2
+    tiers.check()
+
+
+def test_a_request_does_not_wait_for_a_copy_to_the_disk() -> None:
+    """The copy only reads the slots. Stored, so served (S19)."""
+    tiers = Tiers()
+    tiers.store(KEYS[:2])
+    (job,) = tiers.tier.plan()
+    assert tiers.host.in_flight([tiers.host.ledger.index[key] for key in KEYS[:2]]) is None
+    tiers.use("r", KEYS[:2])
+    tiers.end(job)
     tiers.check()
 
 
@@ -459,7 +471,7 @@ def test_after_a_restart_the_disk_hears_what_the_host_was_left(writes: WritePoli
 # Write-back.
 
 
-def written_back(places: int = 1, **sizes: int) -> Tiers:
+def written_back(places: int = 1, **sizes: Any) -> Tiers:
     return Tiers(writes=WritePolicy.BACK, places=places, **sizes)
 
 
@@ -501,6 +513,18 @@ def test_one_step_looks_at_a_piece_of_what_leaves_next(monkeypatch: pytest.Monke
     assert [*map(tiers.tier.has, next_to_go)] == [True] * 8
     assert seen[:3] == [3, 6, 8]
     assert not any(map(tiers.tier.has, set(many) - {*next_to_go}))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_an_idle_engine_stops_writing_next_victims_to_a_small_disk(policy: str) -> None:
+    """The next victims evict each other from it. Progress (S9)."""
+    tiers = written_back(host_blocks=12, disk=2, policy=policy)
+    for key in KEYS:
+        tiers.store([key])
+    for _ in range(20):
+        for job in tiers.tier.plan():
+            tiers.end(job)
+    assert not tiers.tier.has_work()
 
 
 def test_a_use_of_the_next_victim_lets_the_following_one_be_stored() -> None:

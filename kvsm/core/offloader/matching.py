@@ -272,7 +272,7 @@ def in_flight(core: EventEmitter, slots: Sequence[int] | IdArray) -> int | None:
     """Return a transfer to wait for, which touches one of these slots; None if there is none.
 
     It is the store of a slot that is not readable before. Or it is a load of a slot for another request,
-    after which the device has the block.
+    after which the device has the block. A copy to another tier only reads the slot.
     """
     ledger = core.ledger
     try:
@@ -285,7 +285,8 @@ def in_flight(core: EventEmitter, slots: Sequence[int] | IdArray) -> int | None:
     if not busy:
         return None
     for transfer in ledger.transfers.values():
-        if transfer.direction is LOAD and not set(busy).isdisjoint(listed(transfer.slots)):
+        is_load = transfer.direction is LOAD and not ledger.requests[transfer.owners[0][0]].target
+        if is_load and not set(busy).isdisjoint(listed(transfer.slots)):
             return transfer.id
     return None
 
