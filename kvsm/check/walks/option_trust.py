@@ -23,6 +23,8 @@ from kvsm.check.worlds.hand_over_options import HandOverWorldOptions
 from kvsm.check.worlds.policy_world import PolicyWorldOptions
 from kvsm.check.worlds.serving_world import RequestSpec, ServingOptions
 from kvsm.check.worlds.two_tiers import TwoTierOptions
+from kvsm.check.worlds.whole_disk import WholeDiskOptions
+from kvsm.check.worlds.whole_world import WholeOptions
 from kvsm.check.worlds.wider_serving import WiderOptions
 from kvsm.core.policies import POLICIES
 from kvsm.core.scheduler import KVCacheGroup
@@ -50,6 +52,8 @@ TEXTS: Mapping[type[msgspec.Struct], Mapping[str, Named | None]] = {
     CoreOptions: {"policy": _POLICY},
     ServingOptions: {"policy": _POLICY},
     WiderOptions: {"policy": _POLICY},
+    WholeOptions: {"policy": _POLICY},
+    WholeDiskOptions: {"policy": _POLICY},
     # The `kv_transfer_params` of a client. They are read as data, and no other engine exists in this world.
     RequestSpec: {"parameters": None},
     # Only copied into KV events.

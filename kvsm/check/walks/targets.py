@@ -26,6 +26,8 @@ from kvsm.check.worlds.serving_world import Budgets, EndingServing, RequestSpec,
 from kvsm.check.worlds.small_request import HASH_TOKENS
 from kvsm.check.worlds.tier_served import ServedTwoTiers
 from kvsm.check.worlds.two_tiers import TwoTierOptions
+from kvsm.check.worlds.whole_options import draw_whole
+from kvsm.check.worlds.whole_world import WholeOptions, WholeWorld
 from kvsm.check.worlds.wider_serving import WiderOptions, WiderServing
 from kvsm.check.worlds.world import World
 from kvsm.core.policies import POLICIES
@@ -266,6 +268,13 @@ TARGETS: dict[str, WalkTarget] = {
         draw_policy_options,
         2,
         has_log=False,
+    ),
+    "whole": WalkTarget(
+        "the scheduler with layers of every kind, a host pool and the disk tier in one world",
+        WholeOptions,
+        WholeWorld,
+        draw_whole,
+        2,
     ),
 }
 

@@ -17,7 +17,7 @@ from sys import maxsize
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from kvsm.check.worlds.small_request import SmallRequest
-from kvsm.core.ledger import RequestRecord
+from kvsm.core.ledger import Ledger, RequestRecord
 from kvsm.core.scheduler import GroupKind, KVCacheGroup, OffloadScheduler
 from kvsm.core.scheduler.groups import group_suffix
 from kvsm.core.scheduler.protocols import EngineRequest
@@ -110,6 +110,72 @@ def _broken(request: EngineRequest, message: str, *, is_short: bool) -> NoReturn
     raise PropertyBroken(property, f"request {request.request_id} {message}")
 
 
+class Settled(NamedTuple):
+    """An answer that does not depend on any hit.
+
+    tokens: as `expected_answer` returns them.
+    local: the prompt's tokens on the device.
+    """
+
+    tokens: int | None
+    local: int
+
+
+class AskedPrompt(NamedTuple):
+    """A prompt whose answer depends on the longest hit.
+
+    local: its tokens on the device.
+    most: how many tokens may be loaded at most.
+    may_wait: whether the request may wait for keys in flight.
+    """
+
+    prompt: Prompt
+    local: int
+    most: int
+    may_wait: bool
+
+    def end(self, has: Has) -> int:
+        """The end of the longest hit (tokens). has: as in `Prompt.longest_hit`."""
+        return self.prompt.longest_hit(self.local, self.most, has)
+
+    def keys_read(self, end: int) -> list[bytes]:
+        """The keys that a hit up to `end` reads, each once."""
+        return [*dict.fromkeys([key for key in self.prompt.keys_read(self.local, end) if key is not None])]
+
+    def offered(self, ledger: Ledger) -> int:
+        """The tokens of the longest hit that the host can read now.
+
+        A hit of which no layer reads a token loads nothing, so it is not offered.
+        """
+        end = self.end(lambda key: key in ledger.index and ledger.readable(ledger.index[key]))
+        return end - self.local if any(self.prompt.keys_read(self.local, end)) else 0
+
+
+def asked_prompt(
+    scheduler: OffloadScheduler, request: EngineRequest, cells: Sequence[bytes], local: int
+) -> AskedPrompt | Settled:
+    """Apply the rules by which a request may not load or may not wait. Arguments as in `expected_answer`."""
+    core, ledger = scheduler.offloader, scheduler.offloader.ledger
+    entry = ledger.requests.get(request.request_id) or RequestRecord(request.request_id)
+    tracked = scheduler.state.tracked.get(request.request_id)
+    if entry.state is RequestState.DEFERRED:
+        return Settled(None, local)
+    if entry.state is RequestState.FINISHED:
+        # An earlier request of the same name still has a load in flight.
+        return Settled(0, local)
+    # A request that has had blocks before was preempted, and begins to wait anew.
+    begins = entry.patience < 0 or (tracked is not None and any(tracked.tables))
+    may_wait = core.config.defer_ticks > 0 and (begins or entry.patience > ledger.tick)
+    if entry.load:
+        # The ledger keeps only one load for each request.
+        return Settled(None if may_wait else 0, local)
+    if request.skip_reading_prefix_cache or len(ledger.transfers) >= core.config.max_live_transfers:
+        return Settled(0, local)
+    prompt = Prompt(scheduler.config.groups, cells, core.config.blocks_per_chunk)
+    most = (request.kv_transfer_params or {}).get("max_load_tokens", maxsize)
+    return AskedPrompt(prompt, local, most, may_wait)
+
+
 def expected_answer(
     scheduler: OffloadScheduler, request: EngineRequest, cells: Sequence[bytes], local: int
 ) -> int | None:
@@ -120,31 +186,15 @@ def expected_answer(
 
     cells: for each token the hash of the prefix that ends with it; any bytes for a token that ends no block.
     """
-    core, ledger = scheduler.offloader, scheduler.offloader.ledger
-    entry = ledger.requests.get(request.request_id) or RequestRecord(request.request_id)
-    tracked = scheduler.state.tracked.get(request.request_id)
-    if entry.state is RequestState.DEFERRED:
-        return None
-    if entry.state is RequestState.FINISHED:
-        # An earlier request of the same name still has a load in flight.
-        return 0
-    # A request that has had blocks before was preempted, and begins to wait anew.
-    begins = entry.patience < 0 or (tracked is not None and any(tracked.tables))
-    may_wait = core.config.defer_ticks > 0 and (begins or entry.patience > ledger.tick)
-    if entry.load:
-        # The ledger keeps only one load for each request.
-        return None if may_wait else 0
-    if request.skip_reading_prefix_cache or len(ledger.transfers) >= core.config.max_live_transfers:
-        return 0
-    prompt = Prompt(scheduler.config.groups, cells, core.config.blocks_per_chunk)
-    most, index = (request.kv_transfer_params or {}).get("max_load_tokens", maxsize), ledger.index
-    end = prompt.longest_hit(local, most, index.__contains__)
+    ledger = scheduler.offloader.ledger
+    asked = asked_prompt(scheduler, request, cells, local)
+    if isinstance(asked, Settled):
+        return asked.tokens
+    keys = asked.keys_read(asked.end(ledger.index.__contains__))
     busy = {slot for transfer in ledger.transfers.values() for slot in to_list(transfer.slots)}
-    if may_wait and any(index[key] in busy for key in prompt.keys_read(local, end) if key is not None):
+    if asked.may_wait and any(ledger.index[key] in busy for key in keys):
         return None
-    end = prompt.longest_hit(local, most, lambda key: key in index and ledger.readable(index[key]))
-    # A hit of which no layer reads a token loads nothing, so it is not offered.
-    return end - local if any(prompt.keys_read(local, end)) else 0
+    return asked.offered(ledger)
 
 
 def watch_answers(scheduler: OffloadScheduler) -> None:

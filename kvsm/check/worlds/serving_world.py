@@ -170,6 +170,7 @@ class ServingWorld:
     """A `World` of one engine. keep_events: keep all events; if False, only those of the last action."""
 
     engine_class = SmallEngine
+    budget_of = _BUDGET_OF
     options: Annotated[ServingOptions, FIXED]
     keep_events: Annotated[bool, FIXED]
     engine: Annotated[SmallEngine, PART]
@@ -220,7 +221,12 @@ class ServingWorld:
             store=options.store,
             last_step=options.last_step,
             lazy_target_blocks=options.lazy_target_blocks,
+            **self._more_arguments(),
         )
+
+    def _more_arguments(self) -> dict[str, Any]:
+        """Further arguments of the engine's class."""
+        return {}
 
     def _begin_log(self) -> None:
         log = self.engine.log
@@ -324,7 +330,7 @@ class ServingWorld:
     def draw(self, random: Random) -> Action:
         """Draw an action: mostly of the engine, its copies and reports, sometimes a disturbance."""
         actions = self.actions()
-        usual = [action for action in actions if action[0] not in _BUDGET_OF]
+        usual = [action for action in actions if action[0] not in self.budget_of]
         if usual and random.random() < 0.85:
             actions = usual
         return random.choice(actions) if actions else ("step",)
@@ -333,7 +339,7 @@ class ServingWorld:
 
     def do(self, action: Action) -> bool:
         name, *numbers = action
-        budget = _BUDGET_OF.get(str(name))
+        budget = self.budget_of.get(str(name))
         if budget is not None and not self.left[budget]:
             return False
         move = getattr(self, f"_do_{name}", None)

@@ -61,6 +61,7 @@ from kvsm.core.scheduler import (
 )
 from kvsm.core.scheduler.groups import WINDOWED, group_suffix
 from kvsm.core.scheduler.hits import HitSearch
+from kvsm.core.scheduler.protocols import TierBelow
 from kvsm.errors import PropertyBroken
 from kvsm.events import OffloadConfig
 from kvsm.properties import Property
@@ -184,12 +185,14 @@ class SmallEngine(SmallWorkers):
         **scheduler: Any,
     ) -> None:
         self.config = SchedulerConfig(groups=tuple(groups), hash_tokens=HASH_TOKENS, **scheduler)
-        config = OffloadConfig(
-            host_blocks=host_blocks,
-            device_blocks=device_blocks,
-            workers=workers,
-            block_tokens=self.config.alignment,
-            **(core or {}),
+        config = self._core_config(
+            OffloadConfig(
+                host_blocks=host_blocks,
+                device_blocks=device_blocks,
+                workers=workers,
+                block_tokens=self.config.alignment,
+                **(core or {}),
+            )
         )
         super().__init__(groups, device_blocks, host_blocks * config.blocks_per_chunk, workers)
         self.log = MemoryLog() if log is None else log
@@ -199,7 +202,7 @@ class SmallEngine(SmallWorkers):
             self.core = Offloader.restarted(
                 ledger, config, self.log, ended=KILLED, publisher=publisher, clock_ns=no_clock
             )
-        self.scheduler = CheckedScheduler(self.core, self.config)
+        self.scheduler = CheckedScheduler(self.core, self.config, self._lower_tier())
         self.pool = SmallPool(device_blocks)
         if references:
             self.scheduler.bind_gpu_block_pool(self.pool)
@@ -211,6 +214,14 @@ class SmallEngine(SmallWorkers):
         self.sending, self.preempted, self.states = {}, set(), {}
         self.computing, self.fresh = [], []
         self.notes = RunNotes()
+
+    def _core_config(self, config: OffloadConfig) -> OffloadConfig:
+        """The configuration of the core. An engine with a disk changes it."""
+        return config
+
+    def _lower_tier(self) -> TierBelow | None:
+        """The tier below the host of the core that was just made; None: there is none."""
+        return None
 
     # Requests.
 
@@ -284,7 +295,7 @@ class SmallEngine(SmallWorkers):
             self._admit(scheduled, accept)
         preempted, self.preempted = self.preempted, set()
         states, self.states = self.states, {}
-        self.plan = self.scheduler.build_connector_meta(
+        self.plan = self._plan(
             StepOutput(
                 scheduled=list(scheduled),
                 new_block_ids=new_blocks,
@@ -307,6 +318,10 @@ class SmallEngine(SmallWorkers):
         if hand_on:
             self.hand_on()
         return self.plan
+
+    def _plan(self, output: StepOutput) -> TransferPlan:
+        """Let the scheduler plan the copies of a step."""
+        return self.scheduler.build_connector_meta(output)
 
     def _start(self) -> None:
         fresh, self.fresh = self.fresh, []

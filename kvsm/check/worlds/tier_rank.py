@@ -9,7 +9,7 @@ slot headers as the columns of `kvsm.tiers.disk.recovery`, and the real `decide`
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -20,8 +20,8 @@ from kvsm.ids import listed
 from kvsm.tiers.disk.formats import ERA_ID_BYTES, NO_ERA, SlotGeneration
 from kvsm.tiers.disk.recovery import CONDITIONS, RankScan
 
-Value = tuple[int, bytes] | None
-"""The content of a block: (epoch of the world, key); None for damaged or unknown bytes."""
+Value = tuple[int, Any] | None
+"""The content of a block: (epoch of the world, its key or its bytes); None for damaged or unknown bytes."""
 
 
 class DiskSlot(NamedTuple):
@@ -51,9 +51,18 @@ class CopyInFlight(msgspec.Struct):
     failed: bool = False
 
 
-class RankMemory:
-    """All memory of one rank.
+class SlotValues(Protocol):
+    """The host slots of one rank."""
 
+    def __getitem__(self, slot: int, /) -> Value: ...
+
+    def __setitem__(self, slot: int, value: Value, /) -> None: ...
+
+
+class SimulatedDisk:
+    """The disk of one rank.
+
+    host: the host slots that are copied to the disk and back.
     disk: the disk as the operating system sees it; it survives the end of the process.
     flushed: the content that survives a power loss; any later write may be lost or torn.
     expected: disk slot -> the generation that this process has stored or recovered there. A load of another
@@ -61,25 +70,11 @@ class RankMemory:
     meaning: the identity of this process, to compare with `DiskSlot.meaning`.
     """
 
-    def __init__(self, device: int, host: int, disk: Sequence[DiskSlot], meaning: int) -> None:
-        self.device: list[Value] = [None] * device
-        self.host: list[Value] = [None] * host
+    def __init__(self, host: SlotValues, disk: Sequence[DiskSlot], meaning: int) -> None:
+        self.host = host
         self.disk, self.flushed = list(disk), list(disk)
         self.expected: dict[int, SlotGeneration] = {}
         self.meaning = meaning
-
-    # Copies between device and host.
-
-    def copy(self, job: TransferJob, good: bool) -> None:
-        """Carry out a copy between device and host. A bad one leaves unknown bytes."""
-        blocks, slots = map(listed, job.pairs())
-        for block, slot in zip(blocks, slots):
-            if job.direction is Direction.STORE:
-                self.host[slot] = self.device[block] if good else None
-            else:
-                self.device[block] = self.host[slot] if good else None
-
-    # Copies between host and disk.
 
     def begin(self, job: TransferJob) -> None:
         """A copy between host and disk is submitted. A store first marks its slots as not sealed."""
@@ -157,3 +152,21 @@ class RankMemory:
             [slot.key for slot in self.disk],
             life,
         )
+
+
+class RankMemory(SimulatedDisk):
+    """All memory of one rank."""
+
+    def __init__(self, device: int, host: int, disk: Sequence[DiskSlot], meaning: int) -> None:
+        self.device: list[Value] = [None] * device
+        self.host: list[Value] = [None] * host
+        super().__init__(self.host, disk, meaning)
+
+    def copy(self, job: TransferJob, good: bool) -> None:
+        """Carry out a copy between device and host. A bad one leaves unknown bytes."""
+        blocks, slots = map(listed, job.pairs())
+        for block, slot in zip(blocks, slots):
+            if job.direction is Direction.STORE:
+                self.host[slot] = self.device[block] if good else None
+            else:
+                self.device[block] = self.host[slot] if good else None

@@ -1,0 +1,112 @@
+"""What the scheduler must answer a request when a disk lies below the host: stored, so served (S19).
+
+Written from the definitions, without the code of `HitSearch`, `OffloadScheduler` or `Fetches`. The longest
+hit is made of keys that the host has, or that are readable on the disk.
+
+- While a key of it is not readable on the host, the request waits as long as it may: for the copy that brings
+  the key, or, if the host has no room now, for any copy in flight. It also waits while another request loads
+  a block of the hit, as without a disk. It need not wait if no copy is in flight and the host cannot take the
+  lacking keys.
+- It never waits if the host can read all keys of the longest hit, and no request loads them.
+- A request that waits no longer is offered the longest hit that the host can read then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kvsm.check.worlds.check_counts import count_case
+from kvsm.check.worlds.longest_hit import AskedPrompt, Settled, asked_prompt, check_answer
+from kvsm.core.ledger import Ledger
+from kvsm.core.scheduler import OffloadScheduler
+from kvsm.core.scheduler.protocols import EngineRequest
+from kvsm.errors import PropertyBroken
+from kvsm.ids import to_list
+from kvsm.properties import Property
+from kvsm.states.request import RequestState
+from kvsm.tiers import DiskTier
+
+
+class BeforeAnswerWithDisk(NamedTuple):
+    """The state in which a request asks.
+
+    asked: the prompt, or an answer that does not depend on hits.
+    may_wait, must_wait: whether the request may wait, and whether it must.
+    """
+
+    request: EngineRequest
+    asked: AskedPrompt | Settled
+    may_wait: bool = False
+    must_wait: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        scheduler: OffloadScheduler,
+        tier: DiskTier,
+        request: EngineRequest,
+        cells: Sequence[bytes],
+        local: int,
+    ) -> BeforeAnswerWithDisk:
+        """Look at the state before the scheduler searches. cells: as in `expected_answer`."""
+        asked = asked_prompt(scheduler, request, cells, local)
+        if isinstance(asked, Settled) or not asked.may_wait:
+            return cls(request, asked)
+        ledger = scheduler.offloader.ledger
+        index = ledger.index
+        below, is_readable = tier.disk.ledger.index, tier.disk.ledger.readable
+        end = asked.end(lambda key: key in index or (key in below and is_readable(below[key])))
+        keys = asked.keys_read(end)
+        lacking = [key for key in keys if key not in index]
+        arriving = any(not ledger.readable(index[key]) for key in keys if key in index)
+        on_host = asked.keys_read(asked.end(index.__contains__))
+        loaded = _slots_of_loads(ledger, tier)
+        is_loaded = any(index[key] in loaded for key in on_host)
+        can_come = bool(lacking) and _can_come(ledger, request.request_id, keys)
+        return cls(request, asked, bool(lacking) or arriving or is_loaded, arriving or is_loaded or can_come)
+
+    def check(self, found: int | None, ledger: Ledger) -> None:
+        """Check the answer. found: the tokens to load; None if the request waits. ledger: the host's.
+
+        Raises `PropertyBroken`.
+        """
+        if isinstance(self.asked, Settled):
+            check_answer(self.request, self.asked.local, found, self.asked.tokens)
+            return
+        local = self.asked.local
+        if self.must_wait:
+            count_case(Property.STORED_SO_SERVED, "requests that wait for host or disk")
+        if found is None:
+            if not self.may_wait:
+                self._broken("waits, and the host can read the longest hit, or it has waited enough")
+        elif self.must_wait:
+            self._broken(f"is offered {found} tokens behind {local}, and does not wait for the longest hit")
+        else:
+            check_answer(self.request, local, found, self.asked.offered(ledger))
+
+    def _broken(self, what: str) -> None:
+        raise PropertyBroken(Property.STORED_SO_SERVED, f"request {self.request.request_id} {what}")
+
+
+def _slots_of_loads(ledger: Ledger, tier: DiskTier) -> set[int]:
+    """The slots that copies between host and device touch. A copy to the disk keeps no request waiting."""
+    to_disk = {copy.host for copy in tier.copies.values()}
+    return {
+        slot
+        for transfer in ledger.transfers.values()
+        if transfer.id not in to_disk
+        for slot in to_list(transfer.slots)
+    }
+
+
+def _can_come(ledger: Ledger, name: str, keys: Sequence[bytes]) -> bool:
+    """Whether lacking keys are worth waiting for: a copy is in flight, or theirs can begin."""
+    if ledger.transfers:
+        return True
+    if any(one.state is RequestState.MATCHED for one in ledger.requests.values() if one.name != name):
+        # Blocks that were fetched for another request may have to be loaded first.
+        return False
+    idle = sum([ledger.index[key] in ledger.policy for key in keys if key in ledger.index])
+    lacking = sum(key not in ledger.index for key in keys)
+    return lacking <= len(ledger.free) + ledger.evictable() - idle

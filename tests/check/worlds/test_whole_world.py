@@ -1,0 +1,107 @@
+"""The whole world: nothing is found in the code as it is, and what only it can see is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+import pytest
+
+from kvsm.check.walks.targets import draw_case
+from kvsm.check.walks.walk import walk
+from kvsm.check.worlds import whole_disk
+from kvsm.check.worlds.check_counts import taken_counts
+from kvsm.check.worlds.whole_world import WholeWorld
+from kvsm.check.worlds.world import World
+from kvsm.core.plan import WorkerReport
+from kvsm.properties import Property
+from kvsm.tiers import DiskTier
+from kvsm.tiers.disk.recovery import Recovered, decide
+from kvsm.tiers.fetches import Fetches
+
+
+def drawn(random: Random) -> World:
+    return draw_case("whole", random).make()
+
+
+def found(runs: int = 300) -> Property | str | None:
+    """The property that a walk finds broken."""
+    failure = walk(drawn, 1, runs=runs).failure
+    return None if failure is None else failure.finding.property
+
+
+def test_scheduler_and_disk_keep_every_promise() -> None:
+    taken_counts()
+    assert walk(drawn, 3, runs=40).failure is None
+    counts = taken_counts()
+    for case in ("requests that wait for host or disk", "prompts that the disk has after a kill"):
+        assert counts[Property.STORED_SO_SERVED, case] > 20, case
+
+
+def test_equal_actions_make_equal_worlds() -> None:
+    worlds = [drawn(Random(5)) for _ in range(2)]
+    random = Random(6)
+    for _ in range(200):
+        action = worlds[0].draw(random)
+        assert worlds[0].do(action) == worlds[1].do(action)
+    assert worlds[0].fingerprint() == worlds[1].fingerprint()
+    assert worlds[0].describe() == worlds[1].describe()
+
+
+def test_its_actions_are_those_that_can_happen() -> None:
+    world, random = drawn(Random(8)), Random(9)
+    assert isinstance(world, WholeWorld)
+    for _ in range(300):
+        assert world.do(random.choice(world.actions()))
+
+
+def _never_begins(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Fetches, "may_begin", lambda *_: False)
+
+
+def _is_not_held(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Fetches, "match", lambda *_: None)
+
+
+def _is_not_asked(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(DiskTier, "has", lambda *_: False)
+
+
+def _forgets_a_slot(patch: pytest.MonkeyPatch) -> None:
+    def forgetting(scans: list[object], era: bytes) -> Recovered:
+        everything = decide(scans, era)  # type: ignore[arg-type]
+        slots = dict(list(everything.slots.items())[1:])
+        return Recovered(slots, everything.generations, everything.life, everything.told)
+
+    patch.setattr(whole_disk, "decide", forgetting)
+
+
+def _believes_failures(patch: pytest.MonkeyPatch) -> None:
+    report = DiskTier.report
+    patch.setattr(
+        DiskTier,
+        "report",
+        lambda tier, it: report(tier, WorkerReport(it.transfer, it.worker, True)),
+    )
+
+
+def _keeps_what_was_reset(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(DiskTier, "reset", lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    ("defect", "breaks"),
+    [
+        (_never_begins, {Property.STORED_SO_SERVED}),
+        (_is_not_held, {Property.MATCH_HOLDS}),
+        (_is_not_asked, {Property.STORED_SO_SERVED, Property.STORED_ONCE}),
+        (_forgets_a_slot, {Property.FULL_OFFLOAD}),
+        (_believes_failures, {Property.FAILURE_IS_NOT_SUCCESS}),
+        (_keeps_what_was_reset, {Property.NO_STALE_DATA}),
+    ],
+)
+def test_what_goes_wrong_between_scheduler_and_disk_is_found(
+    monkeypatch: pytest.MonkeyPatch, defect: Callable[[pytest.MonkeyPatch], None], breaks: set[Property]
+) -> None:
+    defect(monkeypatch)
+    assert found() in breaks
