@@ -59,7 +59,7 @@ class SlotValues(Protocol):
     def __setitem__(self, slot: int, value: Value, /) -> None: ...
 
 
-class SimulatedDisk:
+class RankSlots:
     """The disk of one rank.
 
     host: the host slots that are copied to the disk and back.
@@ -154,7 +154,7 @@ class SimulatedDisk:
         )
 
 
-class RankMemory(SimulatedDisk):
+class RankMemory(RankSlots):
     """All memory of one rank."""
 
     def __init__(self, device: int, host: int, disk: Sequence[DiskSlot], meaning: int) -> None:

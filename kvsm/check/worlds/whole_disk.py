@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from kvsm.check.worlds.small_workers import COPY_ERROR, TORN, SmallCopy, SmallWorkers, copy_times
-from kvsm.check.worlds.tier_rank import EMPTY, DiskSlot, SimulatedDisk, Value
+from kvsm.check.worlds.tier_rank import EMPTY, DiskSlot, RankSlots, Value
 from kvsm.check.worlds.tier_rest import TierRest
 from kvsm.core.offloader import Offloader
 from kvsm.core.plan import TransferJob, WorkerReport
@@ -97,7 +97,7 @@ class WholeDisk:
         self.era, self.life, self.now_s = left.era, left.life + 1, 0.0
         chunk = host.config.blocks_per_chunk
         self.ranks = [
-            SimulatedDisk(HostSlots(workers, rank, chunk, self._epoch), disk, 0)
+            RankSlots(HostSlots(workers, rank, chunk, self._epoch), disk, 0)
             for rank, disk in enumerate(left.disks or [[EMPTY] * options.slots] * workers.workers)
         ]
         self.found = self._recover()
