@@ -34,6 +34,7 @@ from kvsm.check.worlds.whole_engine import WholeEngine
 from kvsm.check.worlds.whole_served import check_comes_up
 from kvsm.check.worlds.wider_serving import WiderOptions, WiderServing
 from kvsm.check.worlds.world import Action
+from kvsm.check.worlds.world_files import silent
 from kvsm.core.ledger import readable_keys
 from kvsm.core.ledger.invariants import check_ledger
 from kvsm.core.plan import WorkerReport
@@ -169,7 +170,8 @@ class WholeWorld(WiderServing):
         if place >= len(disk.reports):
             return False
         report, was_live = disk.reports[place], disk.reports[place].transfer in disk.core.ledger.transfers
-        self.engine.hand_on_disk(place)
+        with silent():
+            self.engine.hand_on_disk(place)
         if was_live and report.transfer not in disk.core.ledger.transfers:
             self._disk_over = report
         return True
@@ -190,7 +192,8 @@ class WholeWorld(WiderServing):
         losable = self._losable()
         if place >= len(losable):
             return False
-        self.engine.disk.lose(losable[place])
+        with silent():
+            self.engine.disk.lose(losable[place])
         return True
 
     def _do_damage(self, slot: int) -> bool:
