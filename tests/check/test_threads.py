@@ -47,7 +47,7 @@ COUNTS = {
     "rotated-goes-on": 383,
     "rotated-deletes": 129,
     "read-once": 575,
-    "disk-interval": 648,
+    "disk-interval": 1281,
     "submitters": 460,
     "closed-twice": 1262,
 }

@@ -287,6 +287,33 @@ BUGS = (
         (Edit(f"{_DISK}._end_piece", "self._forget(transfer)", "pass"),),
     ),
     ThreadBug(
+        "a store is good although a flush failed while it was written",
+        "disk-interval",
+        Property.FAILURE_IS_NOT_SUCCESS,
+        1,
+        (
+            Edit(
+                f"{_DISK}._end_piece",
+                'lost = "" if error or transfer.error else self._lost(transfer)',
+                'lost = ""',
+            ),
+        ),
+    ),
+    ThreadBug(
+        "stores are flushed when the engine is closed, and never before",
+        "disk-interval",
+        Property.PROGRESS,
+        0,
+        (Edit(f"{_DISK}._flush_now_and_then", "if self._written:", "if self._written and ends:"),),
+    ),
+    ThreadBug(
+        "what was stored last is not flushed when the engine is closed",
+        "disk-interval",
+        Property.FAILURE_IS_NOT_SUCCESS,
+        0,
+        (Edit(f"{_DISK}._flush_now_and_then", "if self._written:", "if self._written and not ends:"),),
+    ),
+    ThreadBug(
         "compute is held before the load was handed over",
         "submitters",
         Property.COPY_ORDER,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from kvsm.check.threads.faulty_disk import FaultyDisk
 from kvsm.check.threads.log_scenarios import IN_MEMORY
 from kvsm.check.threads.scenario import ThreadScenario
 from kvsm.copies.copy_engine import CopyResult
+from kvsm.copies.threaded import ThreadedTransfer
 from kvsm.core.plan import TransferJob
 from kvsm.errors import PropertyBroken
 from kvsm.events import Direction
@@ -29,11 +30,14 @@ _IDENTITY = PoolIdentity.of({"model": "a scenario"})
 
 
 class WatchedDisk(DiskCopyEngine):
-    """The real engine. It notes when the writes of each store began and ended."""
+    """The real engine. It notes when each store began, was written and was reported, in ticks of the disk."""
 
     disk: FaultyDisk
     began: dict[int, int]
-    ended: dict[int, int]
+    written: dict[int, int]
+    reported: dict[int, int]
+    known: list[int]
+    """When the engine had counted each failed flush. Stores that it reports later must be bad."""
 
     def checked(self, job: TransferJob) -> tuple[IdArray, IdArray]:
         pairs = super().checked(job)
@@ -42,7 +46,21 @@ class WatchedDisk(DiskCopyEngine):
 
     def copy_part(self, job: TransferJob, first: int, device_blocks: IdArray, host_blocks: IdArray) -> None:
         super().copy_part(job, first, device_blocks, host_blocks)
-        self.ended[job.transfer] = self.disk.tick()
+        self.written[job.transfer] = self.disk.tick()
+
+    def _end_store(self, transfer: ThreadedTransfer, seconds: float, error: str) -> None:
+        super()._end_store(transfer, seconds, error)
+        self.reported[transfer.job.transfer] = self.disk.tick()
+
+    def _flush(self) -> str:
+        error = super()._flush()
+        if error:
+            self.known.append(self.disk.tick())
+        return error
+
+    def is_flushed(self, store: int) -> bool:
+        """Whether a flush that began after the writes of this store has ended, well or badly."""
+        return any(began > self.written[store] for began, _ in (*self.disk.good, *self.disk.bad))
 
 
 class FlushedStores(ThreadScenario):
@@ -77,7 +95,7 @@ class FlushedStores(ThreadScenario):
                 host[block] = 100 + block
             policy = FlushPolicy.INTERVAL if self.size["now_and_then"] else FlushPolicy.EVERY
             engine = WatchedDisk(host, file, policy, threads=self.size["threads"])
-            engine.disk, engine.began, engine.ended = disk, {}, {}
+            engine.disk, engine.began, engine.written, engine.reported, engine.known = disk, {}, {}, {}, []
             disk.failing = disk.syncs + run.choose("the flush that fails, or none", stores + 1)
             before = len(disk.good)
             for number in range(stores):
@@ -86,6 +104,8 @@ class FlushedStores(ThreadScenario):
             engine.drain()
             results = self._ended(engine, results)
             good = {one.transfer for one in results if one.good}
+            if self.size["now_and_then"] and not run.choose("closes at once", 2):
+                run.reach("waits for the flush of its stores", lambda: all(map(engine.is_flushed, good)))
             for store in range(1, stores + 1):
                 engine.submit(_job(stores + store, Direction.LOAD, stores + store - 1, store - 1))
             engine.close()
@@ -97,8 +117,6 @@ class FlushedStores(ThreadScenario):
             run.note_reached("a flush fails" if disk.failed else "all flushes are good")
             if len(good) > len(disk.good) - before:
                 run.note_reached("a flush covers two stores")
-            if self.size["now_and_then"]:
-                self._check_flushed(engine, good)
 
     def _ended(self, engine: WatchedDisk, results: list[CopyResult]) -> list[CopyResult]:
         return results + engine.poll()
@@ -116,26 +134,28 @@ class FlushedStores(ThreadScenario):
                 raise PropertyBroken(Property.PROGRESS, f"a good load is bad: {result.error}")
             if result.good and not (host[transfer - 1] == host[transfer - 1 - stores]).all():
                 raise PropertyBroken(Property.CORRECT_BYTES, f"load {transfer} brought other bytes")
-        elif result.good and not self.size["now_and_then"]:
+        elif result.good:
             self._check_covered(transfer, engine)
-        elif not result.good and not disk.failed:
+        elif not disk.failed:
             raise PropertyBroken(Property.PROGRESS, f"a good store is bad: {result.error}")
 
-    def _check_covered(self, transfer: int, engine: WatchedDisk) -> None:
-        """A flush that began after the writes of a store was good; none failed that may have lost them."""
-        began, ended = engine.began[transfer], engine.ended[transfer]
-        covered = [flush for flush in self._disk.good if flush[0] > ended]
-        first = min((flush[1] for flush in covered), default=0)
-        lost = [flush for flush in self._disk.bad if began < flush[1] and flush[0] < first]
-        if not covered or lost:
-            why = "a flush failed that may have lost it" if lost else "no flush has covered it"
-            raise PropertyBroken(Property.FAILURE_IS_NOT_SUCCESS, f"store {transfer} is good, and {why}")
+    def _check_covered(self, store: int, engine: WatchedDisk) -> None:
+        """A flush that began after the writes of a good store was good, and none failed that may have lost
+        them. If stores are flushed now and then, a store may be reported before that: then the failure of
+        its flush can only be logged."""
+        disk, is_every = self._disk, not self.size["now_and_then"]
+        began, written, reported = engine.began[store], engine.written[store], engine.reported[store]
+        covered = [end for start, end in disk.good if start > written and not (is_every and end > reported)]
+        first = min(covered, default=disk.ticks)
+        failed = [(*flush, known) for flush, known in zip(disk.bad, engine.known, strict=True)]
+        logged = any(start > written and known > reported for start, _, known in failed)
+        if any(began < end and start < first and known < reported for start, end, known in failed):
+            self._fail(store, "a flush failed that may have lost it")
+        if not covered and (is_every or not logged):
+            self._fail(store, "no flush has covered it")
 
-    def _check_flushed(self, engine: WatchedDisk, stores: set[int]) -> None:
-        """What was stored before the engine was closed was flushed, or a flush has failed and was told."""
-        for store in sorted(stores):
-            if not any(flush[0] > engine.ended[store] for flush in (*self._disk.good, *self._disk.bad)):
-                raise PropertyBroken(Property.NO_STALE_DATA, f"store {store} was never flushed")
+    def _fail(self, store: int, why: str) -> NoReturn:
+        raise PropertyBroken(Property.FAILURE_IS_NOT_SUCCESS, f"store {store} is good, and {why}")
 
 
 def _job(transfer: int, direction: Direction, block: int, slot: int) -> TransferJob:
