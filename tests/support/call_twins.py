@@ -19,6 +19,7 @@ from kvsm.core.kv_events import Publisher
 from kvsm.core.ledger import Ledger, NativeLedger
 from kvsm.core.ledger.snapshot import snapshot
 from kvsm.core.offloader import NativeOffloader, Offloader
+from kvsm.core.policies import POLICIES
 from kvsm.events import OffloadConfig, OffloadingEvent, SkipReason
 
 
@@ -196,6 +197,20 @@ WRONG_NUMBERS: list[Any] = [-1, 1 << 62, 1 << 70, True, "1", None, 1.0, np.int64
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments."""
+
+
+def drawn_config(random: Random) -> OffloadConfig:
+    """Draw the configuration of a small core."""
+    return OffloadConfig(
+        host_blocks=random.choice((2, 4, 24)),
+        device_blocks=60,
+        workers=random.choice((1, 1, 2)),
+        blocks_per_chunk=random.choice((1, 1, 1, 2)),
+        policy=random.choice(tuple(POLICIES)),
+        max_live_transfers=random.choice((2, 8)),
+        defer_ticks=random.choice((0, 3)),
+        transfer_ticks=5,
+    )
 
 
 class CallMaker:

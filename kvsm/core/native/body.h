@@ -56,6 +56,8 @@ typedef struct {
 } Batch;
 
 bool batch_of(Batch *batch, PyObject *ids);   /* packed or not; false: of a form that this body does not read */
+bool batch_read(Batch *batch, PyObject *ids); /* the same; if false, an error may be set */
+PyObject *refuse_slots(void);                 /* after `batch_read` was false; returns NULL with an error set */
 void batch_clear(Batch *batch);
 PyObject *array_object(const int64_t *ids, Py_ssize_t count);
 PyObject *ids_object(const int64_t *ids, Py_ssize_t count); /* in the ledger's form */

@@ -320,8 +320,10 @@ static FrozenPart *part_of_offers(Folding *folding)
     FrozenPart *part = times == NULL || !PyDict_Check(times) ? NULL : make_part(OFFERS, PyDict_Size(times), 4);
     if (part != NULL && part->size > 0) {
         part->pairs = calloc(2 * (size_t)part->size, sizeof *part->pairs);
-        if (part->pairs == NULL)
+        if (part->pairs == NULL) {
+            PyErr_NoMemory();
             Py_CLEAR(part);
+        }
     }
     PyObject **pair = part == NULL ? NULL : part->pairs;
     for (Py_ssize_t place = 0; part != NULL && PyDict_Next(times, &place, &key, &number); pair += 2) {
@@ -345,6 +347,8 @@ static FrozenPart *part_of_queue(const SlotQueue *queue)
         return NULL;
     const size_t bytes = (size_t)queue->groups * sizeof *part->row;
     part->row = malloc(bytes + 1);
+    if (part->row == NULL)
+        PyErr_NoMemory();
     if (part->row == NULL || !table_make(&part->table, (int64_t)queue->capacity + 1)) {
         Py_CLEAR(part);
         return NULL;
@@ -372,9 +376,8 @@ static void watch_queue(SlotQueue *queue, FrozenPart *part)
 PyObject *freeze_queue(SlotQueue *queue)
 {
     FrozenPart *part = part_of_queue(queue);
-    if (part == NULL)
-        return PyErr_Occurred() ? NULL : PyErr_NoMemory();
-    watch_queue(queue, part);
+    if (part != NULL)
+        watch_queue(queue, part);
     return (PyObject *)part;
 }
 

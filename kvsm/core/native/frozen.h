@@ -35,7 +35,7 @@ typedef struct {
     int32_t num_pages;
 } Table;
 
-bool table_make(Table *table, int64_t things);
+bool table_make(Table *table, int64_t things);                /* false: an error is set */
 bool table_put(Table *table, int64_t thing, uint32_t number); /* false: no memory */
 void table_clear(Table *table);
 

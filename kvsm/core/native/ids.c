@@ -165,7 +165,7 @@ PyObject *pack_ids(PyObject *module, PyObject *ids)
     return made;
 }
 
-bool batch_of(Batch *batch, PyObject *ids)
+bool batch_read(Batch *batch, PyObject *ids)
 {
     batch->object = NULL;
     batch->buffer.obj = NULL;
@@ -188,21 +188,14 @@ bool batch_of(Batch *batch, PyObject *ids)
     PyObject *array = ids;
     if (PyBytes_CheckExact(ids)) {
         PyObject *numbers = unpacked(ids);
-        if (numbers == NULL || PyBytes_Size(numbers) <= SMALL * (Py_ssize_t)sizeof(int64_t)) {
-            PyErr_Clear();
-            Py_XDECREF(numbers);
+        const bool many = numbers != NULL && PyBytes_Size(numbers) > SMALL * (Py_ssize_t)sizeof(int64_t);
+        array = many ? PyObject_CallFunctionObjArgs(python.array_of, numbers, NULL) : NULL;
+        Py_XDECREF(numbers);
+        if (array == NULL)
             return false;
-        }
-        array = PyObject_CallFunctionObjArgs(python.array_of, numbers, NULL);
-        Py_DECREF(numbers);
-        if (array == NULL) {
-            PyErr_Clear();
-            return false;
-        }
     } else
         Py_INCREF(ids);
     if (PyObject_GetBuffer(array, &batch->buffer, PyBUF_CONTIG_RO) < 0) {
-        PyErr_Clear();
         batch->buffer.obj = NULL;
         Py_DECREF(array);
         return false;
@@ -215,6 +208,21 @@ bool batch_of(Batch *batch, PyObject *ids)
         return false;
     }
     return true;
+}
+
+bool batch_of(Batch *batch, PyObject *ids)
+{
+    const bool read = batch_read(batch, ids);
+    if (!read)
+        PyErr_Clear();
+    return read;
+}
+
+PyObject *refuse_slots(void)
+{
+    if (PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_MemoryError))
+        return NULL;
+    return PyErr_Format(PyExc_TypeError, "slots are a tuple, or an array of int64");
 }
 
 void batch_clear(Batch *batch)

@@ -19,7 +19,7 @@ bool table_make(Table *table, int64_t things)
 {
     table->num_pages = (int32_t)(things / TABLE_PAGE + 1);
     table->pages = calloc((size_t)table->num_pages, sizeof *table->pages);
-    return table->pages != NULL;
+    return table->pages != NULL || PyErr_NoMemory() != NULL;
 }
 
 bool table_put(Table *table, int64_t thing, uint32_t number)

@@ -119,8 +119,12 @@ static PyObject *replace_key(KeyIndex *index, int64_t slot, PyObject *key)
 Verdict index_enter(KeyIndex *index, PyObject *keys, const Batch *slots)
 {
     PyObject **before = malloc((size_t)(slots->count + 1) * sizeof *before);
-    Verdict verdict = before == NULL ? FAILED : FOLDED;
+    Verdict verdict = FOLDED;
     Py_ssize_t entered = 0;
+    if (before == NULL) {
+        PyErr_NoMemory();
+        return FAILED;
+    }
     for (; verdict == FOLDED && entered < slots->count; entered++) {
         PyObject *key = PyTuple_GetItem(keys, entered);
         if (!PyBytes_CheckExact(key) || index_find(index, key) != -1) {
@@ -414,13 +418,17 @@ static PyObject *py_keys_by_slot(PyObject *self, PyObject *nothing)
         if (at(index, (uint32_t)place)->slot != 0)
             named[at(index, (uint32_t)place)->slot - 1] = 1;
     for (int64_t slot = 0; found != NULL && slot < index->capacity; slot++) {
-        PyObject *key = named[slot] ? PyList_GetItem(index->key_of, (Py_ssize_t)slot) : NULL;
-        if (named[slot] && (key == NULL || PyList_Append(found, key) < 0))
+        if (!named[slot])
+            continue;
+        PyObject *key = PyList_GetItem(index->key_of, (Py_ssize_t)slot);
+        if (key == NULL)
+            keys_are_others();
+        if (key == NULL || PyList_Append(found, key) < 0)
             Py_CLEAR(found);
     }
     free(named);
     /* A key that was changed in the list names no slot. */
-    if (found == NULL || PyList_Size(found) != index->size)
+    if (found != NULL && PyList_Size(found) != index->size)
         keys_are_others();
     PyObject *keys = PyErr_Occurred() ? NULL : PyList_AsTuple(found);
     Py_XDECREF(found);
@@ -433,8 +441,8 @@ static PyObject *py_keys_of(PyObject *self, PyObject *ids)
     const KeyIndex *index = (KeyIndex *)self;
     const bool is_tuple = PyTuple_CheckExact(ids); /* of any length, as Python takes it */
     Batch slots = {0};
-    if (!is_tuple && !batch_of(&slots, ids))
-        return PyErr_Format(PyExc_TypeError, "slots are a tuple, or an array of int64");
+    if (!is_tuple && !batch_read(&slots, ids))
+        return refuse_slots();
     const Py_ssize_t count = is_tuple ? PyTuple_Size(ids) : slots.count;
     PyObject *keys = PyTuple_New(count);
     for (Py_ssize_t one = 0; keys != NULL && one < count; one++) {

@@ -344,7 +344,7 @@ static PyObject *py_apply_all(PyObject *self, PyObject *events)
     Py_RETURN_NONE;
 }
 
-/* Slots in the ledger's form, of int64 if they are an array. */
+/* Slots in the ledger's form, of int64 if they are an array. false: an error may be set. */
 static bool slots_of(Batch *batch, PyObject *slots)
 {
     Py_buffer buffer;
@@ -353,8 +353,7 @@ static bool slots_of(Batch *batch, PyObject *slots)
         fit = is_int64(&buffer);
         PyBuffer_Release(&buffer);
     }
-    PyErr_Clear();
-    return fit && batch_of(batch, slots);
+    return fit && batch_read(batch, slots);
 }
 
 /* Those of these slots that are in another state than STORED, as a list. */
@@ -390,7 +389,7 @@ static PyObject *py_not_stored(PyObject *self, PyObject *slots)
         if (slots_of(&batch, slots))
             busy = not_stored(blocks, &batch);
         else
-            PyErr_SetString(PyExc_TypeError, "slots are a tuple, or an array of int64");
+            refuse_slots();
     } else if (!PyErr_Occurred())
         PyErr_SetString(PyExc_TypeError, "the words of the blocks are none that the native body reads");
     batch_clear(&batch);

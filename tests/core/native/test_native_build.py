@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
-import sysconfig
 import zipfile
-from collections.abc import Callable
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from native_house import COMPILER, SANITIZERS, House, sanitized
 from places import ROOT
 
 from kvsm.core import native
-from kvsm.core.native.sources import digest_of_sources
 
-SOURCES = sorted((ROOT / "kvsm" / "core" / "native").glob("*.c"))
-COMPILER = shutil.which("gcc")
+WARNINGS = ("-Wall", "-Wextra", "-Werror")
 
 pytestmark = [
     pytest.mark.slow,
@@ -31,68 +28,53 @@ def run(*command: str, cwd: Path = ROOT, **environment: str) -> str:
     done = subprocess.run(
         command, cwd=cwd, env={**os.environ, **environment}, text=True, stdout=-1, stderr=subprocess.STDOUT
     )
+    return printed(done)
+
+
+def printed(done: subprocess.CompletedProcess[str]) -> str:
     assert done.returncode == 0, done.stdout[-6000:]
     return done.stdout
 
 
-def copy_of_the_house(place: Path) -> Path:
-    """What a build or the tests need of this checkout, without what was built here."""
-    place.mkdir()
-    shutil.copytree(ROOT / "kvsm", place / "kvsm", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "MANIFEST.in"):
-        shutil.copy(ROOT / name, place / name)
-    for name in ("tests", "specs", "docs"):
-        (place / name).symlink_to(ROOT / name)
-    return place
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> House:
+    """A copy of this checkout."""
+    return House(tmp_path_factory.mktemp("sanitized") / "house")
 
 
 @pytest.fixture(scope="module")
-def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
-    """Run Python in a copy of this checkout whose body has the address and undefined-behaviour sanitizers."""
-    house = copy_of_the_house(tmp_path_factory.mktemp("sanitized") / "house")
-    sanitizer = run(str(COMPILER), "-print-file-name=libasan.so").strip()
-    if "/" not in sanitizer:
+def checks(house: House) -> dict[str, str]:
+    """The environment of a body with the address and undefined-behaviour sanitizers."""
+    environment = sanitized(house)
+    if environment is None:
         pytest.skip("this gcc has no AddressSanitizer")
-    built = house / "kvsm" / "core" / "native" / f"_body{sysconfig.get_config_var('EXT_SUFFIX')}"
-    flags = [
-        "-std=c11",
-        "-O1",
-        "-g",
-        "-shared",
-        "-fPIC",
-        "-fno-omit-frame-pointer",
-        "-Wall",
-        "-Wextra",
-        "-Werror",
-    ]
-    checks = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-    include = f"-I{sysconfig.get_paths()['include']}"
-    digest = f'-DSOURCES_DIGEST="{digest_of_sources(ROOT / "kvsm" / "core" / "native")}"'
-    run(str(COMPILER), *flags, *checks, include, digest, *map(str, SOURCES), "-o", str(built))
-    environment = {
-        "KVSM_NATIVE": "1",
-        "LD_PRELOAD": sanitizer,
-        "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",
-        "PYTHONMALLOC": "malloc",
-        "PYTHONPATH": ":".join([str(house), *(str(house / name) for name in ("tests/support", "specs"))]),
-    }
-    return lambda *arguments: run(sys.executable, *arguments, cwd=house, **environment)
+    return environment
 
 
-def test_no_access_is_wrong_and_no_behaviour_undefined(sanitized: Callable[..., str]) -> None:
+def selected(names: Iterable[str], *chosen: str) -> list[str]:
+    """The arguments with which Python runs these tests."""
+    files = sorted(str(path) for name in names for path in (ROOT / "tests").rglob(f"test_{name}.py"))
+    return ["-m", "pytest", "-p", "no:cacheprovider", *chosen, *files]
+
+
+def test_no_access_is_wrong_and_no_behaviour_undefined(house: House, checks: dict[str, str]) -> None:
     """The parity tests under the sanitizers: random walks, long batches, wrong events with random bytes,
-    states that are copied meanwhile, right and wrong calls."""
-    selected = "folded_alike or refused_alike or a_ledger_has or slot_queue or frozen or calls or hostile"
+    states that are copied meanwhile, right and wrong calls. And direct uses of the native types that no code
+    of kvsm makes (`hostile_native.py`)."""
+    chosen = "folded_alike or refused_alike or a_ledger_has or slot_queue or frozen or calls or hostile"
     names = ("native", "native_calls", "native_hostile", "slot_queue", "frozen_state")
-    sanitized(
-        *("-m", "pytest", "-p", "no:cacheprovider", "-k", selected),
-        *map(str, sorted(path for name in names for path in (ROOT / "tests").rglob(f"test_{name}.py"))),
-    )
+    house.build(*SANITIZERS, *WARNINGS)
+    printed(house.run(*selected(names, "-k", chosen), more=checks))
+    hostile = printed(house.run("tests/support/hostile_native.py", "1000", "200", more=checks))
+    assert hostile.endswith("all were refused\n")
 
 
-def test_hostile_uses_touch_no_memory_of_others(sanitized: Callable[..., str]) -> None:
-    """Direct uses of the native types that no code of kvsm makes (`hostile_native.py`)."""
-    assert sanitized("tests/support/hostile_native.py", "1000", "200").endswith("all were refused\n")
+def test_no_access_is_wrong_if_there_is_no_memory(house: House, checks: dict[str, str]) -> None:
+    """Each allocation of C fails once, too, in each call (`test_native_memory.py`). None is lost."""
+    pytest.importorskip("_testcapi")
+    house.count_memory()
+    house.build(*SANITIZERS, *WARNINGS)
+    assert "OfC" in printed(house.run(*selected(["native_memory"], "-vv"), more=checks))
 
 
 _TEN_MILLION = """
@@ -168,8 +150,8 @@ def built_with(compiler: str | None, chosen: str) -> dict[str, str]:
 )
 def test_a_wheel_is_built_in_any_case(tmp_path: Path, compiler: str | None, chosen: str) -> None:
     """With a compiler it has the native body, for every Python from 3.11 on. Without one it has none."""
-    house = copy_of_the_house(tmp_path / "house")
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", str(tmp_path), str(house)]
+    house = House(tmp_path / "house")
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", str(tmp_path), str(house.place)]
     run(*command, **built_with(compiler, chosen))
     (wheel,) = tmp_path.glob("*.whl")
     built = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".so")]
@@ -186,8 +168,8 @@ def test_a_wheel_is_built_in_any_case(tmp_path: Path, compiler: str | None, chos
 
 def test_a_wheel_without_the_native_body_is_refused_if_it_is_wanted(tmp_path: Path) -> None:
     """`KVSM_NATIVE=1` at the build: a release must not lack it unseen."""
-    house = copy_of_the_house(tmp_path / "house")
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", str(tmp_path), str(house)]
+    house = House(tmp_path / "house")
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", str(tmp_path), str(house.place)]
     environment = {**os.environ, **built_with("false", "1")}
     done = subprocess.run(command, env=environment, text=True, capture_output=True, check=False)
     assert done.returncode != 0

@@ -24,6 +24,7 @@ from call_twins import (
     RecordingPublisher,
     Times,
     TwinCores,
+    drawn_config,
     from_another_thread,
     make_core,
 )
@@ -38,7 +39,6 @@ from kvsm.core.log import MemoryLog
 from kvsm.core.offloader import Match, NativeOffloader, Offloader, expect_misuse, matching
 from kvsm.core.offloader import transferring as transfers
 from kvsm.core.offloader.emitter import EventEmitter
-from kvsm.core.policies import POLICIES
 from kvsm.errors import IllegalTransition, InvalidEvent, Poisoned, WrongArgument, WrongThread
 from kvsm.events import LOAD, STORE, OffloadConfig
 from kvsm.ids import SMALL, array_of
@@ -53,26 +53,13 @@ PACKAGE = str(Path(kvsm.__file__).parent)
 # Both bodies decide alike.
 
 
-def options(random: Random) -> dict[str, Any]:
-    return {
-        "host_blocks": random.choice((2, 4, 24)),
-        "device_blocks": 60,
-        "workers": random.choice((1, 1, 2)),
-        "blocks_per_chunk": random.choice((1, 1, 1, 2)),
-        "policy": random.choice(tuple(POLICIES)),
-        "max_live_transfers": random.choice((2, 8)),
-        "defer_ticks": random.choice((0, 3)),
-        "transfer_ticks": 5,
-    }
-
-
 @settings(max_examples=examples(60))
 @given(st.integers(0, 2**32), st.booleans(), st.booleans(), st.sampled_from((False, False, False, True)))
 def test_any_calls_are_answered_alike(seed: int, log: bool, publisher: bool, python_folds: bool) -> None:
     """Results, errors and their texts, events, what the clock and the log were asked, and the state: after
     each of random calls, right and wrong ones."""
     random = Random(seed)
-    config = OffloadConfig(**options(random))
+    config = drawn_config(random)
     twins = TwinCores(config, log=log, publisher=publisher, python_folds=python_folds)
     maker = CallMaker(config, random)
     for _ in range(70):
@@ -105,7 +92,7 @@ def test_failures_are_told_alike(seed: int, publisher: bool) -> None:
     """Clocks that say something else, logs and publishers that fail, and calls of another thread: what the
     caller hears, which event is the last one, and whether the core goes on."""
     random = Random(seed)
-    config = OffloadConfig(**options(random))
+    config = drawn_config(random)
     twins = TwinCores(config, publisher=publisher)
     maker = CallMaker(config, random, wrong=0.01)
     for number in range(60):

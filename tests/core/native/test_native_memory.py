@@ -1,0 +1,330 @@
+"""A call of the native body that gets no memory raises `MemoryError`, leaves no trace, and then succeeds.
+
+Each allocation of each call fails once. The slow suite repeats this with `malloc`, and under sanitizers
+(`test_native_build.py`).
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from array import array
+from collections.abc import Callable
+from operator import sub
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip(
+    "_testcapi", reason="this Python was built without the test module that fails allocations"
+)
+
+from call_twins import KEYS, make_core
+from native_twins import RecordingListener, saved, walked
+from scarce_memory import Allocator, OfC, OfPython, Scene, fail_each, is_counted
+
+from kvsm.check.worlds.core_options import draw_options
+from kvsm.core import native
+from kvsm.core.ledger import Ledger
+from kvsm.core.ledger.key_index import NativeIndex
+from kvsm.core.native import _body
+from kvsm.core.offloader import Offloader
+from kvsm.core.policies.slot_queue import NativeSlotQueue
+from kvsm.events import LOAD, STORE, OffloadConfig, Restarted
+
+if native.WHY_NOT:
+    pytest.skip(f"Python folds: {native.WHY_NOT}", allow_module_level=True)
+
+ALLOCATORS: list[Allocator] = [OfPython(), *([OfC()] if is_counted() else [])]
+MANY = tuple(range(20))
+"""A batch that is an array."""
+each_allocator = pytest.mark.parametrize("allocator", ALLOCATORS, ids=lambda one: type(one).__name__)
+
+
+# The containers.
+
+
+def queue_scene(use: Callable[[NativeSlotQueue], Any]) -> Scene:
+    queue = NativeSlotQueue(100)
+    queue.append((7, 5, 3, *range(30, 60)))
+    return Scene(lambda: plain(use(queue)), lambda: list(queue))
+
+
+def plain(value: Any) -> Any:
+    """An array as a tuple, which can be compared."""
+    return tuple(value.tolist()) if isinstance(value, np.ndarray) else value
+
+
+QUEUE_USES: dict[str, Callable[[NativeSlotQueue], Any]] = {
+    "append": lambda queue: queue.append((9, 3)),
+    "append many": lambda queue: queue.append(MANY),
+    "insert": lambda queue: queue.insert((9, 3), 5),
+    "remove": lambda queue: queue.remove((7, 3)),
+    "refill": lambda queue: queue.refill((1, 2)),
+    "which": lambda queue: queue.which((1, 7)),
+    "first": lambda queue: queue.first(2),
+    "first many": lambda queue: queue.first(30, {5}),
+    "following": lambda queue: queue.following(7, 3),
+    "length": len,
+    "contains": lambda queue: 7 in queue,
+}
+
+
+@each_allocator
+@pytest.mark.parametrize("name", QUEUE_USES)
+def test_a_queue_without_memory_is_as_it_was(name: str, allocator: Allocator) -> None:
+    fail_each(lambda: queue_scene(QUEUE_USES[name]), allocator)
+
+
+def index_scene(use: Callable[[NativeIndex], Any]) -> Scene:
+    key_of = [b""] * 100
+    index = NativeIndex(key_of, 100)
+    for slot in range(0, 100, 2):
+        index[b"%d" % slot] = slot
+    return Scene(lambda: plain(use(index)), lambda: (dict(index), list(key_of)))
+
+
+class _Key(bytes):
+    """An index makes plain bytes of it."""
+
+
+INDEX_USES: dict[str, Callable[[NativeIndex], Any]] = {
+    "get": lambda index: index.get(b"4"),
+    "get a key of a class below bytes": lambda index: index.get(_Key(b"4")),
+    "set": lambda index: index.__setitem__(_Key(b"new"), 1),
+    "delete": lambda index: index.__delitem__(_Key(b"4")),
+    "contains": lambda index: _Key(b"4") in index,
+    "find": lambda index: index.find([b"4", b"none", b"6"]),
+    "find_prefix": lambda index: index.find_prefix([b"2", b"4", b"5"], 1, b"", 0, 3),
+    "find_prefix of many": lambda index: index.find_prefix(
+        [b"%d" % slot for slot in range(0, 60, 2)], 1, b"", 0, 30
+    ),
+    "keys_by_slot": lambda index: index.keys_by_slot(),
+    "keys_of": lambda index: index.keys_of((2, 4)),
+    "keys_of many": lambda index: index.keys_of(np.arange(20)),
+    "enter": lambda index: index.enter((b"a", b"b"), (1, 3)),
+    "clear": lambda index: index.clear(),
+}
+
+
+@each_allocator
+@pytest.mark.parametrize("name", INDEX_USES)
+def test_an_index_without_memory_is_as_it_was(name: str, allocator: Allocator) -> None:
+    fail_each(lambda: index_scene(INDEX_USES[name]), allocator)
+
+
+@each_allocator
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: list(NativeSlotQueue(100)),
+        lambda: dict(NativeIndex([b""] * 100, 100)),
+        lambda: plain(_body.pack_ids(MANY)),
+        lambda: plain(_body.unpack_ids(_body.pack_ids((*MANY, 5, 4, 3)) or b"")),
+    ],
+    ids=["queue", "index", "pack_ids", "unpack_ids"],
+)
+def test_what_cannot_be_made_is_refused(make: Callable[[], Any], allocator: Allocator) -> None:
+    assert fail_each(lambda: Scene(make, lambda: None), allocator) > 0
+
+
+# A ledger.
+
+
+def test_an_event_is_folded_or_refused() -> None:
+    """Each event of some walks. An event whose fold has begun may be half folded: its core then stops. So the
+    ledger is only asked whether it can still be used."""
+    for seed in range(4):
+        for allocator in ALLOCATORS:
+            fold_scarcely(seed, allocator)
+
+
+def fold_scarcely(seed: int, allocator: Allocator) -> None:
+    options = draw_options(Random(seed))
+    events = walked(options, seed, 12)
+
+    def folded(until: int) -> Ledger:
+        ledger = Ledger(options.config(), RecordingListener())
+        for event in events[:until]:
+            ledger.apply(event)
+        return ledger
+
+    for place, event in enumerate(events):
+        if isinstance(event, Restarted):  # Python alone folds it; numpy itself raises `SystemError` then
+            continue
+
+        def make(place: int = place, event: Any = event) -> Scene:
+            ledger = folded(place)
+            before = saved(ledger)
+            return Scene(
+                lambda: ledger.apply(event) and None,
+                lambda: saved(ledger),
+                lambda: saved(ledger) != before,
+            )
+
+        fail_each(make, allocator)
+
+
+# A core.
+
+
+CONFIG = OffloadConfig(host_blocks=40, device_blocks=100)
+
+
+def matched(core: Offloader) -> Offloader:
+    """A new core gets some stored blocks, a store and a load in flight, and a match that is not loaded."""
+    for keys, blocks in ((KEYS[:20], range(20)), (KEYS[20:22], range(20, 22))):
+        job = core.prepare_store("r", keys, blocks).job
+        assert job is not None
+        core.submit([job.transfer])
+        if len(keys) == 20:
+            core.complete_store(job.transfer)
+    core.match("q", KEYS[:2])
+    load = core.prepare_load("q", [40, 41])
+    assert load is not None
+    core.submit([load.transfer])
+    core.match("p", KEYS[:20])
+    return core
+
+
+CALLS: dict[str, Callable[[Offloader], Any]] = {
+    "match": lambda core: core.match("new", KEYS[:3]),
+    "match many": lambda core: core.match("new", KEYS),
+    "match nothing": lambda core: core.match("new", [b"none"]),
+    "prepare_load": lambda core: core.prepare_load("p", [50, 51]),
+    "prepare_load of many": lambda core: core.prepare_load("p", range(50, 70)) and None,
+    "report": lambda core: core.report(*live(core, -1), 0, True),
+    "complete_load": lambda core: core.complete_load(*live(core, -1)),
+    "complete_store": lambda core: core.complete_store(*live(core, 0)),
+    "finish": lambda core: core.finish("p", aborted=False),
+    "submit": lambda core: core.submit([]),
+}
+
+
+def live(core: Offloader, place: int) -> tuple[int]:
+    return (list(core.ledger.transfers)[place],)
+
+
+def core_scene(use: Callable[[Offloader], Any], make: Callable[[], Offloader]) -> Scene:
+    core = matched(make())
+    return Scene(
+        lambda: use(core),
+        lambda: (saved(core.ledger), core._poisoned, core._may_change),
+        lambda: core._poisoned is not None,
+    )
+
+
+@each_allocator
+@pytest.mark.parametrize("name", CALLS)
+def test_a_core_without_memory_is_as_it_was_or_stops(name: str, allocator: Allocator) -> None:
+    fail_each(lambda: core_scene(CALLS[name], lambda: make_core(CONFIG, publisher=True)), allocator)
+
+
+# Copies.
+
+
+def copy_scene() -> Scene:
+    ledger = matched(Offloader(CONFIG)).ledger
+
+    def copy() -> Any:
+        parts = ledger.freeze()  # type: ignore[attr-defined]
+        for part in parts:
+            while not part.go_on(1000):
+                pass
+        return [part.take() for part in parts]
+
+    return Scene(copy, lambda: saved(ledger))
+
+
+@each_allocator
+def test_a_copy_of_the_state_without_memory_leaves_the_ledger(allocator: Allocator) -> None:
+    assert fail_each(copy_scene, allocator) > 0
+
+
+# Worlds.
+
+
+class _Part:
+    value: Any
+
+
+class _Made:
+    def __init__(self, value: object = None) -> None:
+        self.value = value
+
+
+def packer_scene(use: Callable[[Any, Any], Any]) -> Scene:
+    packer = native.PackerBody(
+        ((_Part, {"kept": 0}, ("value",)),),
+        ((_Made, lambda one: (one.value,), lambda value: _Made(value)), (_Part, None, None)),
+        ("constant",),
+    )
+    part, inner = _Part(), _Part()
+    inner.value = 5
+    part.value = [1, 1000, -7, 2.5, b"bytes", "text", "constant", (1, 2), {3, 4}, {"a": _Made([6])}, inner]
+    return Scene(lambda: use(packer, (part,)), lambda: packer.pack((part,)))
+
+
+def round_trip(packer: Any, parts: Any) -> Any:
+    return packer.pack(tuple(packer.unpack(packer.pack(parts))))
+
+
+@each_allocator
+def test_a_world_without_memory_is_not_saved(allocator: Allocator) -> None:
+    fail_each(lambda: packer_scene(lambda packer, parts: packer.pack(parts)), allocator)
+
+
+@each_allocator
+def test_a_world_without_memory_is_not_loaded(allocator: Allocator) -> None:
+    fail_each(lambda: packer_scene(round_trip), allocator)
+
+
+# Nothing is left.
+
+CONTAINERS: list[Callable[[], Scene]] = [
+    *(lambda use=use: queue_scene(use) for use in QUEUE_USES.values()),
+    *(lambda use=use: index_scene(use) for name, use in INDEX_USES.items() if name != "enter"),
+    lambda: packer_scene(lambda packer, parts: packer.pack(parts)),
+    lambda: packer_scene(round_trip),
+]
+"""Calls that enter no function in Python: CPython 3.11 itself loses references if it gets no memory for the
+frame of one."""
+CORES: list[Callable[[], Scene]] = [
+    *(lambda call=call: core_scene(call, lambda: Offloader(CONFIG)) for call in CALLS.values()),
+    copy_scene,
+]
+
+
+def grown(
+    scenes: list[Callable[[], Scene]], allocator: Allocator, counted: Callable[[], list[int]]
+) -> list[int]:
+    """How much more there is of what is counted, each time that each allocation of each scene has failed: the
+    least of several times, because Python's own caches grow now and then."""
+    counts = [array("q", counted()) for _ in range(5)]  # made before: they would count, too
+    for before in counts:
+        for scene in scenes:
+            fail_each(scene, allocator)
+        gc.collect()
+        before[:] = array("q", counted())
+    return [min(map(sub, same[1:], same)) for same in zip(*counts)]
+
+
+def references() -> list[int]:
+    """The references to what lives for ever, and the memory of C that was not freed, if it is counted."""
+    fixed = [LOAD, STORE, *KEYS]
+    if sys.version_info < (3, 12):  # later ones do not count these
+        fixed += [None, True, False, (), "", 0, 1]
+    return [*map(sys.getrefcount, fixed), *(one.live() for one in ALLOCATORS if isinstance(one, OfC))]
+
+
+@each_allocator
+def test_failures_of_containers_leave_nothing_behind(allocator: Allocator) -> None:
+    assert max(grown(CONTAINERS, allocator, lambda: [sys.getallocatedblocks(), *references()])) < 1
+
+
+@each_allocator
+def test_failures_of_calls_leave_nothing_behind(allocator: Allocator) -> None:
+    """Each core is a new one, and fills caches of Python: so only references are counted."""
+    assert max(grown(CORES, allocator, references)) < 1

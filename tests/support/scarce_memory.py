@@ -1,0 +1,117 @@
+"""Calls of the native body in which one allocation fails: the first, the second, and so on.
+
+Two allocators can fail. That of Python's objects is replaced by CPython's own test module. That of C
+(`malloc`, which no Python module can replace) is one of `counted_memory.c`, if the body was built with it.
+"""
+
+from __future__ import annotations
+
+import _testcapi
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol
+
+from kvsm.core.native import _body
+
+CALM = 12
+"""So many failures in turn that change nothing: the call allocates no more."""
+
+
+class Allocator(Protocol):
+    """An allocator that can fail once."""
+
+    def failing(self, number: int) -> Any:
+        """Inside of this `with`, allocation `number`, from 0, fails."""
+
+
+class OfPython:
+    """The allocators of Python's objects, buffers and raw memory."""
+
+    @contextmanager
+    def failing(self, number: int) -> Iterator[None]:
+        _testcapi.set_nomemory(number, number + 1)
+        try:
+            yield
+        finally:
+            _testcapi.remove_mem_hooks()
+
+
+class OfC:
+    """`malloc`, `calloc` and `realloc`, as the C text of the body calls them."""
+
+    def __init__(self) -> None:
+        self._body = ctypes.CDLL(_body.__file__)
+        self._to_fail = ctypes.c_long.in_dll(self._body, "allocations_until_failure")
+        self._live = ctypes.c_long.in_dll(self._body, "allocations_that_live")
+
+    @contextmanager
+    def failing(self, number: int) -> Iterator[None]:
+        self._to_fail.value = number + 1
+        try:
+            yield
+        finally:
+            self._to_fail.value = 0
+
+    def live(self) -> int:
+        """The number of allocations of the body that were not freed."""
+        return self._live.value
+
+
+def is_counted() -> bool:
+    """Whether this body was built with `counted_memory.c`."""
+    return hasattr(ctypes.CDLL(_body.__file__), "allocations_until_failure")
+
+
+class Scene(NamedTuple):
+    """A call, and what there is to see of it.
+
+    do: the call. It returns what can be compared.
+    state: what it may change. Compared, too.
+    is_given_up: whether the object refuses all further use, which a half done change may end with.
+    """
+
+    do: Callable[[], Any]
+    state: Callable[[], Any]
+    is_given_up: Callable[[], bool] = lambda: False
+
+
+def fail_each(make: Callable[[], Scene], allocator: Allocator) -> int:
+    """Fail each allocation of a call in turn, in a scene of its own.
+
+    Returns how often `MemoryError` was raised. The call either raises it, or does what it does with enough
+    memory. After a `MemoryError`
+
+    - nothing has changed, and the same call then succeeds;
+    - or the call has happened, and only its answer is lost;
+    - or the object is given up.
+    """
+    wanted = make()
+    result, end = wanted.do(), wanted.state()
+    number = calm = raised = 0
+    while calm < CALM:
+        scene = make()
+        before = scene.state()
+        if _fails(scene, allocator, number, result):
+            raised, calm = raised + 1, 0
+            after = scene.state()
+            assert scene.is_given_up() or after in (before, end), f"allocation {number} has left a trace"
+            if after == before and not scene.is_given_up():
+                assert scene.do() == result, f"allocation {number}"
+                assert scene.state() == end, f"allocation {number}"
+        else:
+            assert scene.state() == end, f"allocation {number}"
+            calm += 1
+        number += 1
+    return raised
+
+
+def _fails(scene: Scene, allocator: Allocator, number: int, result: Any) -> bool:
+    do = scene.do
+    try:
+        with allocator.failing(number):
+            made = do()
+    except MemoryError:
+        return True
+    assert made == result, f"allocation {number}"
+    return False
