@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from random import SystemRandom
@@ -265,9 +264,7 @@ def _repeat(
             "--allow-policy, --connector, --config"
         )
     failure = read(replayed)
-    again = saved_target(failure, replayed, target, allowed)
-    _keep_quiet(again)
-    _do_again(again, failure, replayed, as_json)
+    _do_again(saved_target(failure, replayed, target, allowed), failure, replayed, as_json)
 
 
 class _FuzzOptions(msgspec.Struct, frozen=True):
@@ -289,7 +286,6 @@ class _FuzzOptions(msgspec.Struct, frozen=True):
 def _find(choices: _FuzzOptions, executor: Executor | None, as_json: bool) -> None:
     start = _begin(choices)
     target = target_of(start.target)
-    _keep_quiet(target)
     if choices.directory is not None:
         claim(choices.directory)
     if not as_json:
@@ -317,15 +313,6 @@ def _find(choices: _FuzzOptions, executor: Executor | None, as_json: bool) -> No
         raise SystemExit(ExitCode.BROKEN)
     if report.interrupted:
         raise SystemExit(ending.code or ExitCode.INTERRUPTED)
-
-
-def _keep_quiet(target: FuzzTarget) -> None:
-    """Print no warnings of kvsm: a world of kvsm makes disks fail on purpose.
-
-    Python prints the warnings of a logger that has no handler.
-    """
-    if not is_path(target.name):
-        logging.getLogger("kvsm").addHandler(logging.NullHandler())
 
 
 def _begin(choices: _FuzzOptions) -> FuzzProgress:
