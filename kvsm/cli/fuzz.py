@@ -24,6 +24,7 @@ from kvsm.cli.fuzz_targets import (
     ConnectorConfig,
     TargetName,
     check_name,
+    names_targets,
     replay_command,
     saved_target,
     target_of,
@@ -169,6 +170,7 @@ def _shard(context: click.Context, option: click.Parameter, value: str | None) -
 )
 @ci_options
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@names_targets
 def fuzz(
     replayed: Path | None,
     jobs: int | None,
@@ -188,22 +190,11 @@ def fuzz(
 
     \b
     Targets:
-      core        the offload core alone, every call in every order: the fastest
-      serving     the core and the scheduler, with a small engine around them
-      layers      serving with windows, Mamba states, drafts, chunks, sessions and reused names
-      copies      the copy engine with streams and events, on a simulated device
-      hand-over   a prefill engine hands the blocks of prompts to a decode engine
-      tiers       a host pool with a disk below it: failures, resets, kills and power losses
-      whole       scheduler with layers of every kind, host pool and disk tier in one world
-      disk        the files of a disk tier on a disk that fails: kills, power losses, other identities
-      eras        processes of two tiers on real files, one after another: resets, other weights
-      restarts    processes of a core on kept pools and a real log, one after another
-      log         the writer of a log on a disk whose writes and syncs fail
-      policies    one eviction policy in a large pool, with batches of any size
-      all         all of these
+      TARGETS
+      all            all of these
       package.module:name
-                  your own: a machine of kvsm.testing or of Hypothesis, or a callable that
-                  makes a World from a Random (docs/testing.md)
+                     your own: a machine of kvsm.testing or of Hypothesis, or a callable that
+                     makes a World from a Random (docs/testing.md)
 
     \b
     Examples:
@@ -220,30 +211,21 @@ def fuzz(
     once, then reduced for at most --reduce-seconds and saved again. Ctrl-C and SIGTERM end the walk or the
     reduction after the current step: the walk, the corpus and the failure are saved, and the command to
     continue is printed. A second Ctrl-C ends at once.
-    Two corpora are merged by copying their files into one directory: the next walk drops redundant ones.
+
+    To merge two corpora, copy their files into one directory. The next walk drops redundant ones.
 
     \b
-    Exit codes: 0 nothing found; 1 a failure; 2 unusable input; 130 (Ctrl-C) or 143 (SIGTERM) if cut short.
+    Exit codes: 0 nothing found; 1 a failure; 2 unusable input; 130 (Ctrl-C) or 143 (SIGTERM) if interrupted
+    before a failure.
     """
     allowed = {"policy": allow_policies, "connector": _given(connector), "extra": _given(config)}
     if replayed is not None:
         _repeat(replayed, allowed, as_json, cluster, **choices)
-    else:
-        _find_here_or_there(allowed, cluster, jobs, _FuzzOptions(**choices), as_json)
-
-
-def _find_here_or_there(
-    allowed: Mapping[str, Collection[Any]],
-    cluster: str | None,
-    jobs: int | None,
-    options: _FuzzOptions,
-    as_json: bool,
-) -> None:
-    """Walk on this machine or on a cluster."""
+        return
     if any(allowed.values()):
         raise click.UsageError("--allow-policy, --connector and --config go with --replay alone")
     with chosen_executor(cluster, jobs) as executor:
-        _find(options, executor, as_json)
+        _find(_FuzzOptions(**choices), executor, as_json)
 
 
 def _given(value: Any) -> tuple[Any, ...]:

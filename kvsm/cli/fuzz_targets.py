@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 from unittest import TestCase
 
 import click
@@ -20,6 +20,16 @@ from kvsm.check.walks.option_trust import allowing
 from kvsm.check.walks.own_code import KINDS, find_own, is_path, make_own_world
 from kvsm.check.walks.targets import PATH_FORM, TARGETS
 from kvsm.errors import ConfigError, described
+
+Documented = TypeVar("Documented", bound=Callable[..., Any])
+_TARGETS_HERE = "      TARGETS\n"
+
+
+def names_targets(command: Documented) -> Documented:
+    """Replace the line TARGETS of a command's docstring by the targets and their descriptions."""
+    rows = "".join(f"      {name:<15}{one.says}\n" for name, one in TARGETS.items())
+    command.__doc__ = (command.__doc__ or "").replace(_TARGETS_HERE, rows)
+    return command
 
 
 class TargetName(click.ParamType):  # type: ignore[type-arg,unused-ignore]

@@ -95,13 +95,15 @@ from kvsm.check.worlds.world import Action, Finding, finding_of
 from kvsm.core.scheduler import KVCacheGroup, LastStep, StoreMode
 from kvsm.testing import OffloadMachine
 from museum.adapter_worlds import VLLM_IS_THERE, adapted, lived, troubled
-from museum.core_walks import crowded_core, large_core, loading_hand_over
 from museum.drawn_worlds import (
     audited_core,
     audited_serving,
     audited_tiers,
+    crowded_core,
+    large_core,
     layered_serving,
     lazy_serving,
+    loading_hand_over,
     log_ahead,
     routed_serving,
     session_serving,

@@ -9,72 +9,69 @@ from random import Random
 
 import msgspec
 
-from kvsm.check.walks.targets import draw_serving, draw_two_tier_options
-from kvsm.check.worlds.audited import AuditedCore, AuditedWorld
-from kvsm.check.worlds.core_options import draw_options
-from kvsm.check.worlds.core_world import CoreWorld
+from kvsm.check.walks.drawn_options import (
+    draw_crowded_core,
+    draw_disturbed_core,
+    draw_diverging,
+    draw_large_core,
+    draw_log_ahead,
+    draw_routed,
+    draw_serving,
+    draw_two_tier_options,
+)
+from kvsm.check.worlds.audited import AuditedWorld
+from kvsm.check.worlds.books import AuditedOptions, WrongBooksOptions, audited, with_wrong_books
+from kvsm.check.worlds.hand_over_options import draw_hand_over_options
+from kvsm.check.worlds.hand_over_world import HandOverWorld
 from kvsm.check.worlds.log_ahead import LogAheadWorld
-from kvsm.check.worlds.serving_world import Budgets, EndingServing, RequestSpec, ServingOptions, ServingWorld
+from kvsm.check.worlds.serving_world import Budgets, EndingServing, RequestSpec, ServingOptions
 from kvsm.check.worlds.small_request import HASH_TOKENS
-from kvsm.check.worlds.two_tiers import TwoTierWorld
+from kvsm.check.worlds.weighted_core import WeightedCoreWorld
+from kvsm.check.worlds.wrong_books import WrongBooksWorld
 from kvsm.core.scheduler import GroupKind, KVCacheGroup, LastStep, StoreMode
-from museum.wrong_books import WrongBooksWorld
-
-_SELDOM = ("lose", "reset", "restart", "fail", "cancel", "touch", "import_blocks", "tick", "preempt")
-
-
-def _core_with(random: Random) -> CoreWorld:
-    """Return a core world in which some rare actions are frequent.
-
-    It never draws "advance": random moves of a request's cursors are unlike any engine's.
-    """
-    options, often = draw_options(random), set(random.sample(_SELDOM, 3))
-    if random.random() < 0.4:
-        # Loads of parts of a chunk, and resets between them.
-        options = msgspec.structs.replace(
-            options,
-            blocks_per_chunk=2,
-            length=min(options.length, 4),
-            prompts=1,
-            requests=2,
-            store_threshold=1,
-        )
-        often = {"reset", "tick", "compute"}
-    world = CoreWorld(options)
-    world.favour(lambda name: 0.0 if name == "advance" else 8.0 if name in often else 1.0)
-    return world
 
 
 def log_ahead(random: Random) -> LogAheadWorld:
-    """Return a core world that checks that the log is flushed before each effect becomes visible."""
-    return LogAheadWorld(draw_options(random), waits=random.random() < 0.5)
+    return LogAheadWorld(draw_log_ahead(random))
 
 
-def audited_core(random: Random) -> AuditedWorld:
-    world = _core_with(random)
-    return AuditedWorld(world, lambda: [AuditedCore(world.core.ledger, world.events)])
+def large_core(random: Random) -> WeightedCoreWorld:
+    return WeightedCoreWorld(draw_large_core(random))
 
 
-def audited_tiers(random: Random) -> AuditedWorld:
-    world = TwoTierWorld(draw_two_tier_options(random))
-    return AuditedWorld(
-        world, lambda: [AuditedCore(world.host.ledger, world.log), AuditedCore(world.disk.ledger, None)]
+def crowded_core(random: Random) -> WeightedCoreWorld:
+    return WeightedCoreWorld(draw_crowded_core(random))
+
+
+def loading_hand_over(random: Random) -> HandOverWorld:
+    """Return two engines that also load for their own requests, with failing copies.
+
+    Nothing else goes wrong, so many hand-overs complete.
+    """
+    drawn = draw_hand_over_options(random)
+    return HandOverWorld(
+        msgspec.structs.replace(drawn, loads=60, failures=40, resets=0, cuts=0, losses=0, lies=0)
     )
 
 
+def audited_core(random: Random) -> AuditedWorld:
+    return audited(AuditedOptions(core=draw_disturbed_core(random)))
+
+
+def audited_tiers(random: Random) -> AuditedWorld:
+    return audited(AuditedOptions(tiers=draw_two_tier_options(random)))
+
+
 def audited_serving(random: Random) -> AuditedWorld:
-    world = ServingWorld(draw_serving(random))
-    return AuditedWorld(world, lambda: [AuditedCore(world.engine.core.ledger, world.engine.log)])
+    return audited(AuditedOptions(serving=draw_serving(random)))
 
 
 def wrong_books_of_a_core(random: Random) -> WrongBooksWorld:
-    world = _core_with(random)
-    return WrongBooksWorld(world, lambda: AuditedCore(world.core.ledger, world.events))
+    return with_wrong_books(WrongBooksOptions(core=draw_disturbed_core(random)))
 
 
 def wrong_books_of_tiers(random: Random) -> WrongBooksWorld:
-    world = TwoTierWorld(draw_two_tier_options(random))
-    return WrongBooksWorld(world, lambda: AuditedCore(world.host.ledger, world.log), lambda: world.tier)
+    return with_wrong_books(WrongBooksOptions(tiers=draw_two_tier_options(random)))
 
 
 # Serving worlds, in which no store may be lost.
@@ -95,23 +92,12 @@ _LAYERS = (
 )
 
 
-def _spec(random: Random, length: int, parts: int = 0) -> RequestSpec:
-    """Return a request whose prompt diverges from others at any token, also within a block or a chunk."""
-
-    def tokens(count: int) -> tuple[int, ...]:
-        shared = random.randint(0, count)
-        return (*range(shared), *[random.randint(100, 101) for _ in range(count - shared)])
-
-    later = tuple(tokens(random.randint(1, 6)) for _ in range(random.randint(0, parts)))
-    return RequestSpec(tokens(random.randint(1, length)), random.randint(1, 6), None, later)
-
-
 def _again(random: Random, length: int, count: int) -> tuple[RequestSpec, ...]:
     """Return requests whose prompts are prefixes of two long ones, so that most of them hit.
 
     At least two thirds of the prompts end at a block boundary or one token after it.
     """
-    longest = [_spec(random, length).prompt + tuple(range(100, 100 + length)) for _ in range(2)]
+    longest = [draw_diverging(random, length).prompt + tuple(range(100, 100 + length)) for _ in range(2)]
 
     def cut() -> int:
         blocks = random.randint(1, length // HASH_TOKENS) * HASH_TOKENS
@@ -157,7 +143,7 @@ def layered_serving(random: Random) -> EndingServing:
 def session_serving(random: Random) -> EndingServing:
     """Return an engine of sessions, whose prompts grow, on a host with room for some of them."""
     longest = 3 * HASH_TOKENS
-    specs = tuple([_spec(random, longest, 3) for _ in range(random.randint(5, 20))])
+    specs = tuple([draw_diverging(random, longest, 3) for _ in range(random.randint(5, 20))])
     return EndingServing(
         ServingOptions(
             requests=specs,
@@ -178,7 +164,7 @@ def lazy_serving(random: Random) -> EndingServing:
     longest = random.randint(2, 6) * HASH_TOKENS
     return EndingServing(
         ServingOptions(
-            requests=tuple([_spec(random, longest) for _ in range(random.randint(10, 40))]),
+            requests=tuple([draw_diverging(random, longest) for _ in range(random.randint(10, 40))]),
             device_blocks=longest // HASH_TOKENS + random.randint(4, 10),
             slots=random.randint(4, 20),
             workers=1,
@@ -196,22 +182,4 @@ def lazy_serving(random: Random) -> EndingServing:
 
 
 def routed_serving(random: Random) -> EndingServing:
-    """Return an engine with a router, chunks of one or two blocks, and a small host.
-
-    Prompts diverge within a chunk, and some are embeddings.
-    """
-    longest = 4 * HASH_TOKENS
-    specs = [_spec(random, longest) for _ in range(random.randint(5, 20))]
-    return EndingServing(
-        ServingOptions(
-            requests=tuple([msgspec.structs.replace(spec, embeds=random.random() < 0.3) for spec in specs]),
-            device_blocks=longest // HASH_TOKENS + random.randint(4, 10),
-            slots=random.randint(1, 6),
-            workers=1,
-            router=True,
-            last_step=LastStep.KEEP_STEPPING,
-            prefix_cache=False,
-            blocks_per_chunk=random.choice((1, 2, 2)),
-            budgets=Budgets(failures=random.choice((0, 5)), resets=random.choice((0, 2))),
-        )
-    )
+    return EndingServing(draw_routed(random))

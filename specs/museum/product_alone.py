@@ -1,12 +1,16 @@
-"""Search for the exhibits with the shipped commands only, without the museum's worlds.
+"""Search for the exhibits and the mutants with the shipped commands only, without the museum's worlds.
 
-    PYTHONPATH=specs:tests/support python -m museum.product_alone --results alone.jsonl      all: half an hour
-    PYTHONPATH=specs:tests/support python -m museum.product_alone --results alone.jsonl B17  this one
+    PYTHONPATH=specs:tests/support python -m museum.product_alone --results alone.jsonl           all exhibits
+    PYTHONPATH=specs:tests/support python -m museum.product_alone --results alone.jsonl --mutants all mutants
+    PYTHONPATH=specs:tests/support python -m museum.product_alone --results alone.jsonl B17 M02   these two
 
-The budget is `COMMANDS`. The same commands run for each exhibit, in the same order, with one seed and fixed
-numbers of runs and states, and the first failure ends the search. No scene, world, prompt or scope of
-`specs/museum` is used. A command that uses more than `CPU_SECONDS` of CPU time is stopped, and counts as
-having found nothing. `museum.alone` has the outcome.
+With seed 1, all exhibits take half an hour of CPU time, and all mutants two hours.
+
+The budget is `commands_of` a seed. The same commands run for each bug, in the same order, with fixed numbers
+of runs and states, and the first failure ends the search. The measurement uses each of `SEEDS`, because one
+seed may find a bug by luck. No scene, world, prompt or scope of `specs/museum` is used. A command that uses
+more than `CPU_SECONDS` of CPU time is stopped, and counts as having found nothing. `museum.alone` and
+`mutants.alone` have the outcome. Mutants of the adapters, which need vLLM, are not searched for.
 
 Each result is appended to the file. A command does not run again if its result is in the file.
 """
@@ -32,11 +36,14 @@ from kvsm.cli import main as kvsm
 from kvsm.cli.exit_codes import ExitCode
 from kvsm.properties import Property
 from museum import EXHIBITS
-from museum.search import CLEAN
+from museum.search import BUGS, CLEAN
+from mutants import MUTANTS
 
-CPU_SECONDS = 120
+SEEDS = (1, 2)
+CPU_SECONDS = 600
 """Limit of CPU time for one command."""
-FUZZ = ("fuzz", "--target", "all", "--seed", "1", "--runs", "300", "--jobs", "1", "--json")
+RUNS = 400
+"""The number of runs of one walk through all targets."""
 CHECK = ("check", "--jobs", "1", "--json")
 SCOPES = tuple(
     ("check", model, "--scope", scope, "--states", "1000", "--jobs", "1", "--json")
@@ -45,11 +52,21 @@ SCOPES = tuple(
     if not re.match(r"small$|full|pairs-|triples-", scope)
 )
 """The scopes that a plain `kvsm check` does not run, except the largest and the generated ones."""
-COMMANDS = (FUZZ, CHECK, *SCOPES)
+
+
+def fuzz(seed: int) -> tuple[str, ...]:
+    """Return the walk with this seed."""
+    options = ("--seed", str(seed), "--runs", str(RUNS), "--jobs", "1", "--json")
+    return ("fuzz", "--target", "all", *options)
+
+
+def commands_of(seed: int) -> tuple[tuple[str, ...], ...]:
+    """Return all commands of a search with this seed."""
+    return (fuzz(seed), CHECK, *SCOPES)
 
 
 class Tried(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of one command for one exhibit.
+    """The result of one command for one bug.
 
     command: its arguments, without those for output and processes.
     property: the property that it reports as broken; empty if it found nothing.
@@ -76,9 +93,9 @@ def shown(command: Sequence[str]) -> str:
 
 
 def tried(id: str, command: Sequence[str]) -> Tried:
-    """Put the exhibit into the code, and run one command in this process."""
+    """Put the bug into the code, and run one command in this process."""
     began = _cpu_seconds()
-    with nullcontext() if id == CLEAN else EXHIBITS[id].put_back():
+    with nullcontext() if id == CLEAN else BUGS[id].put_back():
         answers, code = _answers(command)
     result = Tried(id=id, command=shown(command), effort=sum(map(_effort, answers)))
     if code is ExitCode.BROKEN:
@@ -146,11 +163,18 @@ def _send(there: Any, id: str, command: Sequence[str]) -> None:
 
 
 def search_all(ids: Sequence[str], results: Path) -> None:
-    """Run each command for all exhibits that the commands before it have not found."""
+    """Run each command for all bugs that the commands before it have not found, with each seed."""
+    for seed in SEEDS:
+        _search_with(seed, ids, results)
+
+
+def _search_with(seed: int, ids: Sequence[str], results: Path) -> None:
+    commands = commands_of(seed)
     known = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
-    found = {one["id"] for one in known if one["property"]}
+    texts = set(map(shown, commands))
+    found = {one["id"] for one in known if one["property"] and one["command"] in texts}
     done = {(one["id"], one["command"]) for one in known}
-    for command in COMMANDS:
+    for command in commands:
         for id in ids:
             if id in found or (id, shown(command)) in done:
                 continue
@@ -161,9 +185,11 @@ def search_all(ids: Sequence[str], results: Path) -> None:
             print(msgspec.json.encode(result).decode(), flush=True)
 
 
-def rows(results: Path) -> str:
-    """Return the rows of `museum.alone`, from a file of results."""
-    found = [one for one in map(json.loads, results.read_text().splitlines()) if one["property"]]
+def rows(results: Path, seed: int) -> str:
+    """Return the rows of `museum.alone` and `mutants.alone` for a seed, from a file of results."""
+    texts = set(map(shown, commands_of(seed)))
+    known = map(json.loads, results.read_text().splitlines())
+    found = [one for one in known if one["property"] and one["command"] in texts]
     names = {one.id: one.name for one in Property}
     return "".join(
         f'    "{one["id"]}": AloneBy("{one["command"]}", "{one["target"]}", '
@@ -176,13 +202,15 @@ def main() -> None:
     """Search, or print what was found."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--results", type=Path, required=True, help="a file of JSON lines")
-    parser.add_argument("ids", nargs="*", metavar="ID", default=[*EXHIBITS, CLEAN])
-    parser.add_argument("--rows", action="store_true", help="run nothing; print the rows of museum.alone")
+    parser.add_argument("ids", nargs="*", metavar="ID", help="all exhibits, if no bug is named")
+    parser.add_argument("--mutants", action="store_true", help="search for all mutants")
+    parser.add_argument("--rows", type=int, metavar="SEED", help="run nothing; print the rows for a seed")
     options = parser.parse_args()
-    if options.rows:
-        print(rows(options.results), end="")
+    mutants = [id for id, one in MUTANTS.items() if not one.needs_vllm]
+    if options.rows is not None:
+        print(rows(options.results, options.rows), end="")
     else:
-        search_all(options.ids, options.results)
+        search_all(options.ids or (mutants if options.mutants else [*EXHIBITS, CLEAN]), options.results)
 
 
 if __name__ == "__main__":

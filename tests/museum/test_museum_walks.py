@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from museum.core_walks import crowded_core, large_core, loading_hand_over
+from museum.drawn_worlds import crowded_core, large_core, loading_hand_over
 
 from kvsm.check.walks.walk import MakeWorld, walk
 from kvsm.check.worlds.core_world import CoreWorld

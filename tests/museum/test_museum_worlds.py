@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from museum.checkers import CHECKERS
 from museum.drawn_worlds import log_ahead, routed_serving, wrong_books_of_a_core
-from museum.wrong_books import CHANGE_BOOKS, NOT_IN_BOOKS, WRONG
 from mutants import MUTANTS
 from planted_bugs import plant
 
@@ -16,10 +15,11 @@ from kvsm.check.walks.walk import walk
 from kvsm.check.worlds.audited import ledger_difference
 from kvsm.check.worlds.core_options import CoreOptions
 from kvsm.check.worlds.core_world import CoreWorld
-from kvsm.check.worlds.log_ahead import LogAheadWorld, WrittenLog
+from kvsm.check.worlds.log_ahead import LogAheadOptions, LogAheadWorld, WrittenLog
 from kvsm.check.worlds.small_engine import SmallEngine
 from kvsm.check.worlds.small_request import SmallRequest
 from kvsm.check.worlds.worker_ranks import WorkerRanksWorld, draw_worker_ranks
+from kvsm.check.worlds.wrong_books import CHANGE_BOOKS, NOT_IN_BOOKS, WRONG
 from kvsm.core.ledger.snapshot import restore, snapshot
 from kvsm.core.offloader.emitter import EventEmitter
 from kvsm.core.scheduler import StoreMode
@@ -53,7 +53,7 @@ def test_a_field_that_a_snapshot_forgets_is_seen() -> None:
 
 def test_jobs_that_leave_before_the_log_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvsm.check.worlds.log_ahead.WrittenLog.flush", lambda _self: None)
-    result = walk(lambda _random: LogAheadWorld(CoreOptions(), waits=False), 1, runs=1)
+    result = walk(lambda _random: LogAheadWorld(LogAheadOptions(core=CoreOptions())), 1, runs=1)
     assert result.failure is not None
     assert result.failure.finding.property is Property.EVENTS_ARE_STATE
 

@@ -5,13 +5,27 @@ from __future__ import annotations
 import pytest
 from museum import EXHIBITS
 from museum.alone import ALONE, AloneBy
-from museum.product_alone import CHECK, COMMANDS, CPU_SECONDS, FUZZ, SCOPES, Tried, in_a_process, shown, tried
+from museum.product_alone import (
+    CHECK,
+    CPU_SECONDS,
+    RUNS,
+    SCOPES,
+    SEEDS,
+    Tried,
+    commands_of,
+    fuzz,
+    in_a_process,
+    shown,
+    tried,
+)
 from museum.search import CLEAN
 
 from examples import of_today
 from kvsm.check.scopes.models import MODELS
 from kvsm.properties import Property
 
+FUZZ = fuzz(SEEDS[0])
+COMMANDS = commands_of(SEEDS[0])
 BY_TEXT = {shown(command): command for command in COMMANDS}
 
 

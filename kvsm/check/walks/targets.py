@@ -10,7 +10,18 @@ from typing import Any
 import msgspec
 
 from kvsm.check.vllm_fuzz.shape import EngineShape, draw_shape
+from kvsm.check.walks.drawn_options import (
+    draw_audited,
+    draw_copies,
+    draw_log_ahead,
+    draw_routed,
+    draw_serving,
+    draw_two_tier_options,
+    draw_weighted_core,
+    draw_wrong_books,
+)
 from kvsm.check.walks.own_code import is_path, make_own_world
+from kvsm.check.worlds.books import AuditedOptions, WrongBooksOptions, audited, with_wrong_books
 from kvsm.check.worlds.copy_world import CopyEngineWorld, CopyEngineWorldOptions
 from kvsm.check.worlds.core_options import CoreOptions, draw_options
 from kvsm.check.worlds.core_world import CoreWorld
@@ -19,21 +30,20 @@ from kvsm.check.worlds.era_world import EraOptions, EraWorld, draw_era_options
 from kvsm.check.worlds.hand_over_options import HandOverWorldOptions, draw_hand_over_options
 from kvsm.check.worlds.hand_over_world import HandOverWorld
 from kvsm.check.worlds.layer_options import draw_layers
+from kvsm.check.worlds.log_ahead import LogAheadOptions, LogAheadWorld
 from kvsm.check.worlds.log_world import FailingLogWorld, LogWorldOptions, draw_log_options
 from kvsm.check.worlds.policy_world import PolicyWorld, PolicyWorldOptions, draw_policy_options
 from kvsm.check.worlds.restart_world import RestartOptions, RestartWorld, draw_restart_options
-from kvsm.check.worlds.serving_world import Budgets, EndingServing, RequestSpec, ServingOptions
-from kvsm.check.worlds.small_request import HASH_TOKENS
+from kvsm.check.worlds.serving_world import EndingServing, ServingOptions
 from kvsm.check.worlds.tier_served import ServedTwoTiers
 from kvsm.check.worlds.two_tiers import TwoTierOptions
+from kvsm.check.worlds.weighted_core import WeightedCoreOptions, WeightedCoreWorld
 from kvsm.check.worlds.whole_options import draw_whole
 from kvsm.check.worlds.whole_world import WholeOptions, WholeWorld
 from kvsm.check.worlds.wider_serving import WiderOptions, WiderServing
+from kvsm.check.worlds.worker_ranks import WorkerRanksOptions, WorkerRanksWorld, draw_worker_ranks
 from kvsm.check.worlds.world import World
-from kvsm.core.policies import POLICIES
-from kvsm.core.scheduler import GroupKind, KVCacheGroup, LastStep, StoreMode
 from kvsm.errors import ConfigError
-from kvsm.tiers import WritePolicy
 
 PATH_FORM = "package.module:name"
 
@@ -98,107 +108,20 @@ def case_of(target: str, options: Mapping[str, Any]) -> WalkCase:
         raise ConfigError(f"options of target {target}: {error}") from error
 
 
-# The serving world.
-
-
-_GROUPS = (
-    (KVCacheGroup(HASH_TOKENS),),
-    (KVCacheGroup(HASH_TOKENS),),
-    (KVCacheGroup(HASH_TOKENS), KVCacheGroup(HASH_TOKENS, GroupKind.SLIDING_WINDOW, window=HASH_TOKENS)),
-)
-
-
-def draw_serving(random: Random) -> ServingOptions:
-    """Draw options: dozens of requests with common prefixes, and an engine with room for a few of them."""
-    groups = random.choice(_GROUPS)
-    store = random.choice((StoreMode.EAGER, StoreMode.EAGER, StoreMode.LAZY))
-    # A lazy store needs chunks of one block and references to the pool, and counts no offers.
-    lazy = store is StoreMode.LAZY
-    longest = random.randint(2, 4) * HASH_TOKENS
-    return ServingOptions(
-        requests=tuple([_draw_request(random, longest) for _ in range(random.randint(20, 100))]),
-        # Room for the longest request, what it decodes, and the step that is scheduled ahead.
-        device_blocks=(longest // HASH_TOKENS + 3) * len(groups) + random.randint(0, 4),
-        slots=random.randint(2, 6),
-        workers=random.choice((1, 2, 2)),
-        groups=groups,
-        store=store,
-        last_step=random.choice((LastStep.FLUSH, LastStep.KEEP_STEPPING)),
-        references=lazy or random.random() < 0.7,
-        prefix_cache=random.random() < 0.7,
-        asynchronous=random.random() < 0.3,
-        chunk_tokens=random.choice((3, HASH_TOKENS, 64)),
-        lazy_target_blocks=random.randint(1, 4),
-        policy=random.choice(tuple(POLICIES)),
-        blocks_per_chunk=1 if lazy else random.choice((1, 1, 2)),
-        store_threshold=1 if lazy else random.choice((1, 1, 2)),
-        max_live_transfers=random.randint(2, 8),
-        defer_ticks=random.choice((0, 1, 3)),
-        budgets=Budgets(
-            failures=random.choice((0, 20)),
-            aborts=random.choice((0, 10)),
-            preemptions=random.choice((0, 20)),
-            resets=random.choice((0, 5)),
-            repeats=random.choice((0, 50)),
-            partial=random.choice((0, 20)),
-            waits=random.choice((0, 50)),
-            crashes=random.choice((0, 0, 5)),
-        ),
-    )
-
-
-def _draw_request(random: Random, longest: int) -> RequestSpec:
-    """Draw a request that may share up to two first blocks with others."""
-    length = random.randint(1, longest)
-    shared = min(length, random.choice((0, HASH_TOKENS, 2 * HASH_TOKENS)))
-    prompt = [*range(shared), *[random.randint(100, 102) for _ in range(length - shared)]]
-    wish = random.random()
-    parameters = {"do_remote_decode": True} if wish < 0.1 else None
-    return RequestSpec(tuple(prompt), random.randint(1, 4), parameters, skip_reading=wish > 0.9)
-
-
-def draw_two_tier_options(random: Random) -> TwoTierOptions:
-    """Draw options of a small world of two tiers, with a few disturbances of each kind."""
-    return TwoTierOptions(
-        host_slots=random.randint(2, 6),
-        disk_slots=random.randint(2, 6),
-        device_blocks=random.randint(2, 4),
-        places=random.randint(1, 3),
-        writes=random.choice(list(WritePolicy)).value,
-        waiting=random.choice((0, 1, 4)),
-        defer_ticks=random.choice((1, 3)),
-        ranks=random.choice((1, 2)),
-        failures=random.choice((0, 3)),
-        losses=random.choice((0, 0, 1)),
-        resets=random.choice((0, 3)),
-        crashes=random.choice((0, 3)),
-        damages=random.choice((0, 2)),
-    )
-
-
-# The copies world.
-
-
-def _draw_copies(random: Random) -> CopyEngineWorldOptions:
-    return CopyEngineWorldOptions(
-        device_blocks=random.randint(2, 4),
-        host_blocks=random.randint(1, 3),
-        transfer_blocks=random.randint(1, 2),
-        copies=8,
-        kernels=8,
-        marks=random.randint(0, 4),
-        bad=random.choice((0, 2)),
-        holds=random.choice((0, 3)),
-        closes=random.random() < 0.2,
-    )
-
-
 TARGETS: dict[str, WalkTarget] = {
     "core": WalkTarget(
-        "the offload core alone, every call in every order", CoreOptions, CoreWorld, draw_options, 16
+        "the offload core alone, every call in every order: the fastest",
+        CoreOptions,
+        CoreWorld,
+        draw_options,
+        16,
     ),
     "serving": WalkTarget(
-        "the core and the scheduler with a small engine", ServingOptions, EndingServing, draw_serving, 6
+        "the core and the scheduler, with a small engine around them",
+        ServingOptions,
+        EndingServing,
+        draw_serving,
+        6,
     ),
     "layers": WalkTarget(
         "serving with windows, Mamba states, drafts, chunks, sessions and reused names",
@@ -208,10 +131,10 @@ TARGETS: dict[str, WalkTarget] = {
         6,
     ),
     "copies": WalkTarget(
-        "the engine of streams and events on a simulated device",
+        "the copy engine with streams and events, on a simulated device",
         CopyEngineWorldOptions,
         CopyEngineWorld,
-        _draw_copies,
+        draw_copies,
         2,
         has_log=False,
     ),
@@ -229,8 +152,51 @@ TARGETS: dict[str, WalkTarget] = {
         draw_two_tier_options,
         2,
     ),
+    "router": WalkTarget(
+        "serving with a router that consumes the KV events",
+        ServingOptions,
+        EndingServing,
+        draw_routed,
+        2,
+    ),
+    "weighted-core": WalkTarget(
+        "cores with large offers, or with few keys and many losses and resets",
+        WeightedCoreOptions,
+        WeightedCoreWorld,
+        draw_weighted_core,
+        4,
+    ),
+    "log-ahead": WalkTarget(
+        "a core whose log must be flushed before each effect is visible",
+        LogAheadOptions,
+        LogAheadWorld,
+        draw_log_ahead,
+        2,
+    ),
+    "workers": WalkTarget(
+        "workers on simulated devices that refuse some jobs",
+        WorkerRanksOptions,
+        WorkerRanksWorld,
+        draw_worker_ranks,
+        2,
+        has_log=False,
+    ),
+    "audited": WalkTarget(
+        "core, tiers and serving with a second ledger, and saved states",
+        AuditedOptions,
+        audited,
+        draw_audited,
+        2,
+    ),
+    "wrong-books": WalkTarget(
+        "core and tiers whose books are made wrong: do the checks object?",
+        WrongBooksOptions,
+        with_wrong_books,
+        draw_wrong_books,
+        2,
+    ),
     "disk": WalkTarget(
-        "the files of a disk tier, on a disk that fails: kills, power losses, other identities",
+        "the files of a disk tier on a disk that fails: kills, power losses",
         DiskWorldOptions,
         DiskWorld,
         draw_disk_options,
@@ -238,7 +204,7 @@ TARGETS: dict[str, WalkTarget] = {
         has_log=False,
     ),
     "eras": WalkTarget(
-        "processes of two tiers, one after another, on real files: resets, other weights, kills",
+        "processes of two tiers on real files: resets, other weights, kills",
         EraOptions,
         EraWorld,
         draw_era_options,
@@ -246,7 +212,7 @@ TARGETS: dict[str, WalkTarget] = {
         has_log=False,
     ),
     "restarts": WalkTarget(
-        "processes of a core, one after another, on kept pools and a real log: kills, other pools",
+        "processes of a core on kept pools and a real log: kills, other pools",
         RestartOptions,
         RestartWorld,
         draw_restart_options,
@@ -254,7 +220,7 @@ TARGETS: dict[str, WalkTarget] = {
         has_log=False,
     ),
     "log": WalkTarget(
-        "the writer of a log on a disk whose writes and syncs fail: kills and power losses",
+        "the writer of a log on a disk that fails: kills, power losses",
         LogWorldOptions,
         FailingLogWorld,
         draw_log_options,
@@ -262,7 +228,7 @@ TARGETS: dict[str, WalkTarget] = {
         has_log=False,
     ),
     "policies": WalkTarget(
-        "one eviction policy in a large pool, with batches and searches of any size",
+        "one eviction policy in a large pool, with batches of any size",
         PolicyWorldOptions,
         PolicyWorld,
         draw_policy_options,

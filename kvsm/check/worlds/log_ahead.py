@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from kvsm.check.worlds.core_options import CoreOptions
 from kvsm.check.worlds.core_world import CoreWorld
 from kvsm.check.worlds.world import Action
@@ -37,12 +39,22 @@ class WrittenLog(MemoryLog):
         self.written = len(self)
 
 
-class LogAheadWorld(CoreWorld):
-    """A `World`. waits: whether the flush at the end of a step may be delayed (`flush_within_ms`)."""
+class LogAheadOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of a core whose log is watched.
 
-    def __init__(self, options: CoreOptions, *, waits: bool) -> None:
-        super().__init__(options)
-        self._waits = waits
+    waits: whether the flush at the end of a step may be delayed (`flush_within_ms`).
+    """
+
+    core: CoreOptions
+    waits: bool = False
+
+
+class LogAheadWorld(CoreWorld):
+    """A `World`; worlds with the same options and actions are equal."""
+
+    def __init__(self, options: LogAheadOptions) -> None:
+        super().__init__(options.core)
+        self._waits = waits = options.waits
         bench = self._bench
         self._written = WrittenLog(bench.log)
         bench.log = bench.core.log = self._written

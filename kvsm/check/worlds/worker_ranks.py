@@ -27,10 +27,12 @@ from kvsm.copies.simulated import SimulatedDevice, SimulatedStep
 from kvsm.copies.streams import StreamCopyEngine
 from kvsm.copies.worker import Worker
 from kvsm.core.plan import TransferJob, TransferPlan
-from kvsm.errors import PropertyBroken, TransferFailed
+from kvsm.errors import ConfigError, PropertyBroken, TransferFailed
 from kvsm.events import Direction, OffloadingEvent
 from kvsm.properties import Property
 
+MOST = 16
+"""The upper limit of each size."""
 UNKNOWN = -1
 """The expected value of a block that a bad copy may have written."""
 
@@ -51,6 +53,12 @@ class WorkerRanksOptions(msgspec.Struct, frozen=True, kw_only=True):
     transfer_blocks: int = 3
     plans: int = 8
     refusals: int = 2
+
+    def __post_init__(self) -> None:
+        """Raises `ConfigError`: options of a saved failure are not trusted."""
+        for name in ("ranks", "device_blocks", "host_blocks", "transfer_blocks"):
+            if not 1 <= getattr(self, name) <= MOST:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be from 1 to {MOST}")
 
 
 class RefusingStreamEngine(StreamCopyEngine):

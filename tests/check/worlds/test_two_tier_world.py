@@ -15,8 +15,9 @@ from planted_bugs import plant
 
 from examples import examples
 from kvsm.check.walks import failures
+from kvsm.check.walks.drawn_options import draw_two_tier_options
 from kvsm.check.walks.fuzz_target import WorldTarget
-from kvsm.check.walks.targets import draw_case, draw_two_tier_options
+from kvsm.check.walks.targets import draw_case
 from kvsm.check.walks.walk import walk
 from kvsm.check.worlds.two_tiers import TwoTierOptions, TwoTierWorld
 from kvsm.check.worlds.world import Action, World

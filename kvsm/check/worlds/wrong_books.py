@@ -653,7 +653,8 @@ class WrongBooksWorld(WrappedWorld):
 
     def _begin(self) -> None:
         core = self._core()
-        self._log, self._read, self._last = core.log, 0, None
+        self._log, self._read = core.log, 0
+        self._last: OffloadingEvent | None = None
         self._witness = Witness(core.ledger.config)
         self._follow()
 
@@ -710,7 +711,9 @@ class WrongBooksWorld(WrappedWorld):
     def _disagree(self) -> bool:
         """Change a copy's report in only one of two tiers' ledgers. Returns whether there was a copy."""
         tier = self._tier()
-        for copy in tier.copies.values() if tier is not None else ():
+        if tier is None:
+            return False
+        for copy in tier.copies.values():
             record = tier.host.ledger.transfers[copy.host]
             before = record.reported
             record.reported ^= 1
