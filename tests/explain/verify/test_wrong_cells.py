@@ -17,6 +17,7 @@ from changed_logs import PlainLog, copied, read_plain, write_plain
 from replay_life import Life, key, random_life, written
 from wrong_states import CHANGES, Change, put, saved
 
+from kvsm.core.kv_events import KeysChanged, Publisher
 from kvsm.core.ledger import Ledger
 from kvsm.core.ledger.snapshot import SavedLedger
 from kvsm.errors import KvsmError
@@ -142,3 +143,52 @@ def test_a_cell_that_is_wrong_in_a_head_is_found(name: str, segments: list[Plain
         tried += 1
         if tried == TRIED:
             return
+
+
+STRANGER = key(999)
+
+
+def without_stored(published: list[KeysChanged]) -> list[KeysChanged]:
+    return [one for one in published if one.removed]
+
+
+def without_removed(published: list[KeysChanged]) -> list[KeysChanged]:
+    return [one for one in published if not one.removed]
+
+
+def with_another(removed: bool) -> Callable[[list[KeysChanged]], list[KeysChanged]]:
+    def change(published: list[KeysChanged]) -> list[KeysChanged]:
+        return [
+            msgspec.structs.replace(one, keys=[*one.keys, STRANGER]) if one.removed is removed else one
+            for one in published
+        ]
+
+    return change
+
+
+@pytest.mark.usefixtures("_python_folds")
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (without_stored, "1 keys can be matched, but were not announced"),
+        (without_removed, "1 keys cannot be matched any more, but were not announced as removed"),
+        (with_another(removed=False), "1 keys are announced as stored, but cannot be matched"),
+        (with_another(removed=True), "1 keys are announced as removed, but were not"),
+    ],
+)
+def test_each_wrong_announcement_is_named(
+    change: Callable[[list[KeysChanged]], list[KeysChanged]],
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Events are state (S10): what a router hears is wrong in one way; the host has one slot."""
+    life = Life(host_blocks=1, workers=1)
+    life.stored("r0", [key(0)], [0])
+    life.stored("r1", [key(1)], [1])
+    take = Publisher.take_events
+    monkeypatch.setattr(Publisher, "take_events", lambda self: change(take(self)))
+    found = verify_log(written(tmp_path / "log", life, life.events))
+    assert found.breakage is not None
+    assert [violation.message.split(":")[0] for violation in found.violations] == [says]
+    assert says in "\n".join(found.breakage.told())
