@@ -185,8 +185,7 @@ def fuzz(
 
     A run is a fresh, small world with hundreds of operations: requests come and go, copies end in any order,
     reports fail, come late or twice, and the cache is reset. Each answer is compared with a simple model of
-    which bytes are where. Each run has a random configuration, in which each kind of operation is frequent,
-    rare or absent. The seed and the number of the run decide everything, so a failure can always be repeated.
+    which bytes are where. The seed and the number of a run decide everything, also its configuration.
 
     \b
     Targets:

@@ -236,7 +236,7 @@ TARGETS: dict[str, WalkTarget] = {
         has_log=False,
     ),
     "whole": WalkTarget(
-        "the scheduler with layers of every kind, a host pool and the disk tier in one world",
+        "the scheduler with layers of every kind, a host pool, the disk tier and a log, over processes",
         WholeOptions,
         WholeWorld,
         draw_whole,

@@ -553,13 +553,14 @@ class ServingWorld:
 
     def _expected(self) -> dict[bytes, list[list[bytes]]]:
         """Key -> the bytes that its blocks must hold, for all requests so far."""
-        contents = {}
+        contents, tag = {}, self.engine.weights_tag
         for request in self.engine.requests.values():
             for index, group in enumerate(self.options.groups):
                 size = group.block_tokens
                 tokens = size * self.options.blocks_per_chunk
                 for end in range(tokens, len(request.cells) + 1, tokens):
-                    blocks = [request.cells[n : n + size] for n in range(end - tokens, end, size)]
+                    cells = [cell + tag for cell in request.cells[end - tokens : end]]
+                    blocks = [cells[n : n + size] for n in range(0, tokens, size)]
                     contents[request.cells[end - 1] + group_suffix(index)] = blocks
         return contents
 

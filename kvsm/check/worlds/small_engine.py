@@ -196,12 +196,7 @@ class SmallEngine(SmallWorkers):
         )
         super().__init__(groups, device_blocks, host_blocks * config.blocks_per_chunk, workers)
         self.log = MemoryLog() if log is None else log
-        if ledger is None:
-            self.core = Offloader(config, self.log, publisher=publisher, clock_ns=no_clock)
-        else:
-            self.core = Offloader.restarted(
-                ledger, config, self.log, ended=KILLED, publisher=publisher, clock_ns=no_clock
-            )
+        self.core = self._make_core(config, publisher, ledger)
         self.scheduler = CheckedScheduler(self.core, self.config, self._lower_tier())
         self.pool = SmallPool(device_blocks)
         if references:
@@ -218,6 +213,16 @@ class SmallEngine(SmallWorkers):
     def _core_config(self, config: OffloadConfig) -> OffloadConfig:
         """The configuration of the core. An engine with a disk changes it."""
         return config
+
+    def _make_core(
+        self, config: OffloadConfig, publisher: Publisher | None, ledger: Ledger | None
+    ) -> Offloader:
+        """Make the core, which appends its events to `log`."""
+        if ledger is None:
+            return Offloader(config, self.log, publisher=publisher, clock_ns=no_clock)
+        return Offloader.restarted(
+            ledger, config, self.log, ended=KILLED, publisher=publisher, clock_ns=no_clock
+        )
 
     def _lower_tier(self) -> TierBelow | None:
         """The tier below the host of the core that was just made; None: there is none."""

@@ -140,6 +140,8 @@ class SmallWorkers:
     """Reports that the engine has not passed on yet."""
     brought: Annotated[dict[int, int], filled(_brought)]
     """Device block -> epoch of the load into it, until it is recomputed."""
+    weights_tag = b""
+    """Ends each computed cell: other weights compute other KV for the same tokens."""
 
     def __init__(
         self, groups: Sequence[KVCacheGroup], device_blocks: int, host_places: int, workers: int
@@ -217,7 +219,7 @@ class SmallWorkers:
                 block, offset = table[token // group.block_tokens], token % group.block_tokens
                 for worker in range(self.workers):
                     cells = self.device[block][worker]
-                    if offset >= len(cells) or cells[offset] != request.cells[token]:
+                    if offset >= len(cells) or cells[offset] != request.cells[token] + self.weights_tag:
                         message = (
                             f"request {request.request_id} reads token {token} of group {index} in device "
                             f"block {block} of worker {worker}, which holds other content"
@@ -240,4 +242,4 @@ class SmallWorkers:
                 self.brought.pop(table[place], None)
             for worker in range(self.workers):
                 cells = self.device[table[place]][worker]
-                cells[offset:] = [*([None] * (offset - len(cells))), cell]
+                cells[offset:] = [*([None] * (offset - len(cells))), cell + self.weights_tag]

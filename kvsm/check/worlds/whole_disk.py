@@ -8,13 +8,14 @@ was given up may still be carried out. A block on disk is modelled as in the wor
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 import msgspec
 
 from kvsm.check.worlds.small_workers import COPY_ERROR, TORN, SmallCopy, SmallWorkers, copy_times
 from kvsm.check.worlds.tier_rank import EMPTY, DiskSlot, RankSlots, Value
 from kvsm.check.worlds.tier_rest import TierRest
+from kvsm.check.worlds.whole_process import LeftOnDisk, WholePlace
+from kvsm.check.worlds.world_files import silent
 from kvsm.core.offloader import Offloader
 from kvsm.core.plan import TransferJob, WorkerReport
 from kvsm.errors import PropertyBroken
@@ -22,8 +23,7 @@ from kvsm.events import Direction
 from kvsm.ids import listed
 from kvsm.properties import Property
 from kvsm.tiers import DiskTier, WritePolicy, adopt_found, disk_config
-from kvsm.tiers.disk.era import DiskEra
-from kvsm.tiers.disk.formats import SlotGeneration
+from kvsm.tiers.disk.era import OpenEra, era_at_start, read_era
 from kvsm.tiers.disk.recovery import Recovered, decide
 
 
@@ -58,14 +58,6 @@ class HostSlots:
             self._workers.host[place][self._rank] = list(cells)
 
 
-class LeftOnDisk(NamedTuple):
-    """What a process leaves on disk. life: its number. disks: the slots of each rank."""
-
-    era: DiskEra = DiskEra("v1", id=b"the first era id")
-    life: int = 0
-    disks: tuple[Sequence[DiskSlot], ...] = ()
-
-
 class NotedTier(DiskTier):
     """A `DiskTier` whose calls are noted for the checks at rest. rest: set after it was made."""
 
@@ -85,21 +77,24 @@ class WholeDisk:
 
     host: the core of the host.
     workers: the ranks' host memory.
-    left: what an earlier process has left.
+    place: what an earlier process has left.
     """
 
     def __init__(
-        self, options: WholeDiskOptions, host: Offloader, workers: SmallWorkers, left: LeftOnDisk
+        self, options: WholeDiskOptions, host: Offloader, workers: SmallWorkers, place: WholePlace
     ) -> None:
         config = disk_config(host.config, options.slots, options.policy)
         self.options, self.host, self.workers = options, host, workers
-        self.core = Offloader(config, clock_ns=lambda: 0)
-        self.era, self.life, self.now_s = left.era, left.life + 1, 0.0
+        self.place, self.life, self.now_s = place, place.left.life + 1, 0.0
+        self.core = Offloader(config, weights=place.weights_name, clock_ns=lambda: 0)
         chunk = host.config.blocks_per_chunk
         self.ranks = [
             RankSlots(HostSlots(workers, rank, chunk, self._epoch), disk, 0)
-            for rank, disk in enumerate(left.disks or [[EMPTY] * options.slots] * workers.workers)
+            for rank, disk in enumerate(place.left.disks or [[EMPTY] * options.slots] * workers.workers)
         ]
+        with silent():
+            self.era = era_at_start(place.era_file, place.weights_name, self.life)
+        self._open_era = OpenEra(place.era_file, self.era, self.life)
         self.found = self._recover()
         self.tier = NotedTier(
             host,
@@ -111,6 +106,8 @@ class WholeDisk:
         )
         self.rest = self.tier.rest = TierRest(host, self.core, self.tier)
         self.copies: dict[int, SmallCopy] = {}
+        self._before: dict[int, list[dict[int, DiskSlot]]] = {}
+        """Store in flight -> for each rank, what its slots held before."""
         self.reports: list[WorkerReport] = []
         self.failed: set[int] = set()
         """Copies of which a rank has reported a failure."""
@@ -124,9 +121,37 @@ class WholeDisk:
         adopt_found(self.core, found)
         return found
 
-    def left(self) -> LeftOnDisk:
-        """What this process would leave if it were killed now."""
-        return LeftOnDisk(self.era, self.life, tuple([list(rank.disk) for rank in self.ranks]))
+    def after_kill(self, begun: int) -> LeftOnDisk:
+        """What a kill now leaves on disk.
+
+        begun: a bit for each rank that has yet to carry out a store: whether it has begun to write.
+        """
+        disks = [list(rank.disk) for rank in self.ranks]
+        for transfer, copy in self.copies.items():
+            for rank in sorted(copy.left) if copy.job.direction is Direction.STORE else ():
+                begun, has_begun = divmod(begun, 2)
+                if not has_begun:
+                    for slot, before in self._before[transfer][rank].items():
+                        disks[rank][slot] = before
+        return LeftOnDisk(self.life, tuple(disks))
+
+    def after_power_loss(self, chosen: int) -> LeftOnDisk:
+        """What a power loss leaves on disk now. chosen: chooses among the possible contents."""
+        disks = []
+        for rank in self.ranks:
+            disks.append(rank.after_power_loss(chosen))
+            chosen //= 3 ** rank.unflushed()
+        return LeftOnDisk(self.life, tuple(disks))
+
+    def promised(self, *, power_loss: bool) -> set[bytes]:
+        """The readable keys that must survive a kill now, or a power loss."""
+        ledger = self.core.ledger
+        return {
+            key
+            for key, slot in ledger.index.items()
+            if ledger.readable(slot)
+            and not (power_loss and any(rank.flushed[slot] != rank.disk[slot] for rank in self.ranks))
+        }
 
     def is_damaged(self, key: bytes) -> bool:
         """Whether a load of this readable block would fail."""
@@ -134,22 +159,30 @@ class WholeDisk:
         return any(rank.disk[slot].value is None for rank in self.ranks)
 
     def _epoch(self) -> int:
-        return self.host.ledger.epoch
+        return self.place.epoch
 
     def _begin_era(self, weights: str | None) -> None:
         """Begin an era, as a callback of `DiskTier`. It is durable when this returns."""
-        after = SlotGeneration(self.life, self.core.ledger.seq)
-        name = b"%08d%08d" % after  # not random, so that worlds with the same actions are equal
-        self.era = DiskEra(self.era.weights if weights is None else weights, after, name)
+        self._open_era.begin(weights, self.core.ledger.seq)
+        found = read_era(self.place.era_file)
+        if isinstance(found, str) or found.id == self.era.id:
+            message = f"a reset has begun an era, and a process after a kill would find {found}"
+            raise PropertyBroken(Property.NO_STALE_DATA, message)
+        self.era = found
 
     # Copies.
 
-    def plan(self) -> list[TransferJob]:
+    def plan(self) -> Sequence[TransferJob]:
         """Let the tier plan, and start the copies of a step. Returns their jobs."""
-        jobs = [msgspec.structs.replace(job, era=self.era.id) for job in self.tier.plan()]
+        jobs = self._open_era.named(self.tier.plan())
         self.core.end_step()
         for job in jobs:
             self._check_unused(job)
+            if job.direction is Direction.STORE:
+                slots = listed(job.pairs()[1])
+                self._before[job.transfer] = [
+                    {slot: rank.disk[slot] for slot in slots} for rank in self.ranks
+                ]
             for rank in self.ranks:
                 rank.begin(job)
                 if job.direction is Direction.LOAD:
@@ -173,6 +206,7 @@ class WholeDisk:
         good = self.ranks[rank].end(copy.job, self.life, good)
         if not copy.left:
             del self.copies[transfer]
+            self._before.pop(transfer, None)
         error, times = "" if good else COPY_ERROR, copy_times(transfer, rank)
         self.reports.append(WorkerReport(transfer, rank, good, error, *times))
 
@@ -223,9 +257,9 @@ class WholeDisk:
             message = f"{places} staging places for the disk exist, of {self.options.places}"
             raise PropertyBroken(Property.CONSERVATION, message)
 
-    def check_slot(self, key: bytes, slot: int, expected: list[list[bytes]]) -> None:
+    def check_slot(self, key: bytes, slot: int, expected: list[list[bytes]] | None) -> None:
         """Check a readable block of the disk: sealed on each rank with this key, with these cells. Damaged
-        bytes are excepted, because a load detects them."""
+        bytes are excepted, because a load detects them. expected: None if no request has this key."""
         for number, rank in enumerate(self.ranks):
             held: DiskSlot = rank.disk[slot]
             if not held.is_sealed or held.key != key:

@@ -12,8 +12,12 @@ from typing import Any
 from kvsm.check.worlds.run_figures import COPIED_OUT, IMPORTED, STORED
 from kvsm.check.worlds.small_request import SmallRequest
 from kvsm.check.worlds.whole_answers import BeforeAnswerWithDisk
-from kvsm.check.worlds.whole_disk import LeftOnDisk, WholeDisk, WholeDiskOptions
+from kvsm.check.worlds.whole_disk import WholeDisk, WholeDiskOptions
+from kvsm.check.worlds.whole_process import TwiceLogged, WholePlace
 from kvsm.check.worlds.wider_engine import WiderEngine
+from kvsm.core.kv_events import Publisher
+from kvsm.core.ledger import Ledger
+from kvsm.core.offloader import Offloader
 from kvsm.core.plan import TransferPlan
 from kvsm.core.scheduler import StepOutput
 from kvsm.core.scheduler.protocols import TierBelow
@@ -31,24 +35,28 @@ STEP_S = 0.25
 class WholeEngine(WiderEngine):
     """A `WiderEngine` with a disk. It takes the same other arguments.
 
-    left: what an earlier process has left on the disk.
+    place: what an earlier process has left.
     """
 
-    def __init__(
-        self,
-        *options: Any,
-        disk_options: WholeDiskOptions,
-        left: LeftOnDisk = LeftOnDisk(),  # noqa: B008
-        **more: Any,
-    ) -> None:
-        self.disk_options, self._left_on_disk = disk_options, left
+    def __init__(self, *options: Any, disk_options: WholeDiskOptions, place: WholePlace, **more: Any) -> None:
+        self.disk_options, self.place = disk_options, place
         super().__init__(*options, **more)
+        self.weights_tag = b"" if place.weights == 1 else place.weights_name.encode()
 
     def _core_config(self, config: OffloadConfig) -> OffloadConfig:
         return host_config(config, self.disk_options.places)
 
+    def _make_core(
+        self,
+        config: OffloadConfig,
+        publisher: Publisher | None,
+        ledger: Ledger | None,  # noqa: ARG002 (the log has it)
+    ) -> Offloader:
+        core, self.log = self.place.open_core(config, publisher)
+        return core
+
     def _lower_tier(self) -> TierBelow:
-        self.disk = WholeDisk(self.disk_options, self.core, self, self._left_on_disk)
+        self.disk = WholeDisk(self.disk_options, self.core, self, self.place)
         return self.disk.tier
 
     # Requests.
@@ -69,10 +77,19 @@ class WholeEngine(WiderEngine):
 
     def _plan(self, output: StepOutput) -> TransferPlan:
         self.disk.now_s += STEP_S
-        self.disk.plan()
+        for job in self.disk.plan():
+            self._check_logged(self.disk.tier.copies[job.transfer].host)
         return super()._plan(output)
 
+    def _check_logged(self, transfer: int) -> None:
+        """Check that the plan of a transfer that leaves is in the log (no stale data, S14)."""
+        if isinstance(self.log, TwiceLogged) and transfer > self.log.flushed:
+            message = f"transfer {transfer} leaves, and the log ends with event {self.log.flushed}"
+            raise PropertyBroken(Property.NO_STALE_DATA, message)
+
     def _start(self) -> None:
+        for job in (*self.plan.loads, *self.plan.stores):
+            self._check_logged(job.transfer)
         self._check_targets(self.plan)
         super()._start()
         self.disk.flush(self.plan.flush)
@@ -156,7 +173,9 @@ class WholeEngine(WiderEngine):
     # Resets.
 
     def reset(self) -> bool:
+        self.place.epoch += 1
         done = super().reset()
         self.disk.tier.reset()
         self.disk.rest.reset()
+        self._check_logged(self.core.ledger.seq)
         return done

@@ -23,7 +23,13 @@ def draw_whole(random: Random) -> WholeOptions:
         "disk_repeats": random.choice((0, 10)),
         "disk_losses": random.choice((0, 0, 0, 2)),
         "damages": random.choice((0, 0, 3)),
+        "kills": random.choice((0, 0, 4)),
+        "power_losses": random.choice((0, 0, 0, 3)),
     }
+    if budgets["kills"] or budgets["power_losses"]:
+        # Each client sends its request again, so none may have taken its name.
+        fields["names"] = 0
+        fields["requests"] *= 2
     places = random.randint(1, 6)
     return WholeOptions(
         **fields

@@ -4,7 +4,9 @@ driven by the wider engine.
 It has all actions and checks of the wider serving world (`kvsm.check.worlds.wider_serving`). Further actions:
 a rank ends its part of a copy between host and disk, well or badly, in any order ("disk", "disk_fail"); a
 report on such a copy is passed on ("disk_report") or repeated ("disk_repeat"); a copy is given up
-("disk_lose"), and may still be carried out; a payload on disk is damaged ("damage").
+("disk_lose"), and may still be carried out; a payload on disk is damaged ("damage"). The process is killed at
+any moment ("kill"), or the power is lost ("power"): the next process begins with the shipped start
+(`kvsm.check.worlds.whole_process`), and the clients send their unfinished requests again.
 
 Checked besides:
 
@@ -17,25 +19,34 @@ Checked besides:
 - no copy writes a slot that another one touches: no reuse in flight (S3);
 - after a failed copy its target lacks the key: failure is not success (S6);
 - what was fetched for a waiting request is held until it loads it: a match holds what it counts (S7);
-- at rest each idle block of the host is on the disk, with the exceptions of `kvsm.check.worlds.tier_rest`.
+- at rest each idle block of the host is on the disk, with the exceptions of `kvsm.check.worlds.tier_rest`;
+- jobs leave, and a reset returns, only when their events are in the log: no stale data (S14);
+- the next process takes over exactly the blocks that the log of the killed one names as stored (events are
+  state, S10), and each block that was sealed, and flushed if the power was lost (full offload, S16); none is
+  from other weights or from before a reset.
 
-It does not have: processes that end, a log on a disk, clocks that go wrong, hand-overs.
+It does not have: a log on a disk that fails, the log of the disk's core, the bytes of slot files (the targets
+`log`, `restarts`, `disk` and `eras` have them), clocks that go wrong, hand-overs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from hashlib import blake2b
+from random import Random
 from typing import Any
 
+from kvsm.check.worlds.check_counts import count_case
 from kvsm.check.worlds.describing import describe_ledger
 from kvsm.check.worlds.serving_world import _BUDGET_OF, Budgets
 from kvsm.check.worlds.whole_disk import WholeDiskOptions
 from kvsm.check.worlds.whole_engine import WholeEngine
+from kvsm.check.worlds.whole_process import TwiceLogged, WholePlace, kept_by_log
 from kvsm.check.worlds.whole_served import check_comes_up
 from kvsm.check.worlds.wider_serving import WiderOptions, WiderServing
 from kvsm.check.worlds.world import Action
 from kvsm.check.worlds.world_files import silent
-from kvsm.core.ledger import readable_keys
 from kvsm.core.ledger.invariants import check_ledger
 from kvsm.core.plan import WorkerReport
 from kvsm.errors import PropertyBroken
@@ -43,6 +54,15 @@ from kvsm.properties import Property
 from kvsm.states.lease import LeaseState
 from kvsm.states.words import STATE_MASK
 from kvsm.tiers import disagreements
+
+_TRIES = 16
+"""After so many draws any action is taken, because the run must continue."""
+_USUAL = 0.85
+"""The share of actions that are no disturbance."""
+_MOST_CHOICES = 64
+"""How many of the states that a kill may leave are offered to a walk that asks for all actions."""
+_KILLS = ((1, 0), (1, 0), (1, 0), (0, 0), (0, 0), (1, 1))
+"""(whether the host pools outlive the process, whether the next one has other weights)."""
 
 
 class WholeBudgets(Budgets, frozen=True, kw_only=True):
@@ -53,6 +73,9 @@ class WholeBudgets(Budgets, frozen=True, kw_only=True):
     disk_losses: int = 0
     damages: int = 0
     """How many payloads on disk may be damaged."""
+    kills: int = 0
+    """The process is killed, and another one takes over, perhaps with other weights."""
+    power_losses: int = 0
 
 
 class WholeOptions(WiderOptions, frozen=True, kw_only=True):
@@ -71,6 +94,8 @@ class WholeWorld(WiderServing):
         "disk_repeat": "disk_repeats",
         "disk_lose": "disk_losses",
         "damage": "damages",
+        "kill": "kills",
+        "power": "power_losses",
     }
     options: WholeOptions
     engine: WholeEngine
@@ -78,14 +103,17 @@ class WholeWorld(WiderServing):
     def __init__(self, options: WholeOptions, *, keep_events: bool = True) -> None:
         self._disk_over: WorkerReport | None = None
         self._history = blake2b(digest_size=16)
+        self._shares: Callable[[str], float] = lambda _: 1.0
+        budgets = options.budgets
+        self._place = WholePlace(options.workers, logs=budgets.kills + budgets.power_losses > 0)
         super().__init__(options, keep_events=keep_events)
 
     def _more_arguments(self) -> dict[str, Any]:
-        return {"disk_options": self.options.disk}
+        return {"disk_options": self.options.disk, "place": self._place}
 
     def next_engine(self) -> WholeEngine:
         """The engine of a process after a kill now, without the host pool. Its requests may wait long."""
-        engine, options = self.engine, self.options
+        disk, options = self.engine.disk, self.options
         return WholeEngine(
             options.groups,
             options.device_blocks,
@@ -93,7 +121,7 @@ class WholeWorld(WiderServing):
             options.workers,
             core={"blocks_per_chunk": options.blocks_per_chunk, "defer_ticks": 1 << 10},
             disk_options=options.disk,
-            left=engine.disk.left(),
+            place=self._place.after_kill(disk.era, disk.after_kill(-1)),
         )
 
     # What may happen.
@@ -112,6 +140,14 @@ class WholeWorld(WiderServing):
             actions += [("disk_lose", place) for place in range(len(self._losable()))]
         if left["damages"]:
             actions += [("damage", slot) for slot in range(disk.options.slots)]
+        if left["kills"]:
+            waits = sum(len(copy.left) for copy in disk.copies.values())
+            begun = range(min(1 << waits, _MOST_CHOICES))
+            actions += [("kill", pool, weights, one) for pool, weights in _KILLS for one in begun]
+        if left["power_losses"]:
+            actions.append(("flush",))
+            unflushed = sum(rank.unflushed() for rank in disk.ranks)
+            actions += [("power", chosen) for chosen in range(min(3**unflushed, _MOST_CHOICES))]
         return actions
 
     def may_step(self) -> bool:
@@ -144,6 +180,29 @@ class WholeWorld(WiderServing):
         for copy in disk.copies.values():
             return ("disk", 0, min(copy.left))
         return ("disk_report", 0) if disk.reports else super().wind_down()
+
+    def draw(self, random: Random) -> Action:
+        """Draw an action: mostly of engine and copies, sometimes a disturbance, each kind as often as others.
+
+        Raises `IndexError`, which ends a run, when nothing is left to do.
+        """
+        usual: list[Action] = []
+        rare: dict[str, list[Action]] = {}
+        for action in self.actions():
+            kind = str(action[0])
+            (rare.setdefault(kind, []) if kind in self.budget_of else usual).append(action)
+        for _ in range(_TRIES):
+            among = usual
+            if rare and (not usual or random.random() >= _USUAL):
+                among = rare[random.choice(list(rare))]
+            action = random.choice(among)
+            if random.random() < self._shares(str(action[0])):
+                break
+        return action
+
+    def favour(self, share: Callable[[str], float]) -> None:
+        """Draw each kind of action less often, by the share that it has in this run."""
+        self._shares = cache(share)
 
     # What happens.
 
@@ -199,6 +258,81 @@ class WholeWorld(WiderServing):
     def _do_damage(self, slot: int) -> bool:
         return self.engine.disk.damage(slot)
 
+    def _do_flush(self) -> bool:
+        for rank in self.engine.disk.ranks:
+            rank.flush()
+        return bool(self.left["power_losses"])
+
+    def _do_kill(self, keeps_pool: int, new_weights: int, begun: int) -> bool:
+        """Kill the process.
+
+        keeps_pool: whether its host pools outlive it. new_weights: whether the next one has other weights.
+        begun: as in `WholeDisk.after_kill`.
+        """
+        disk = self.engine.disk
+        promised = set() if new_weights else disk.promised(power_loss=False)
+        self._place.left = disk.after_kill(begun)
+        self._begin_process(promised, keeps_pool=bool(keeps_pool), new_weights=bool(new_weights))
+        return True
+
+    def _do_power(self, chosen: int) -> bool:
+        """The power is lost. chosen: as in `WholeDisk.after_power_loss`."""
+        disk = self.engine.disk
+        promised = disk.promised(power_loss=True)
+        self._place.left = disk.after_power_loss(chosen)
+        self._begin_process(promised, keeps_pool=False, new_weights=False)
+        return True
+
+    def _begin_process(self, promised: set[bytes], *, keeps_pool: bool, new_weights: bool) -> None:
+        """Let the next process take over. Clients send their unfinished requests again.
+
+        promised: the keys that it must find on disk.
+        """
+        old, place = self.engine, self._place
+        assert isinstance(old.log, TwiceLogged)
+        self.contents.update(self._expected())
+        kept = kept_by_log(old.core.config, old.log) if keeps_pool and not new_weights else {}
+        place.kill()
+        if not keeps_pool:
+            place.lose_pools()
+        if new_weights:
+            place.weights, place.epoch = place.weights + 1, place.epoch + 1
+            self.contents.clear()
+        made = self._make_engine(None)
+        assert isinstance(made, WholeEngine)
+        self.engine = engine = made
+        self._check_taken_over(kept, promised)
+        if keeps_pool:
+            engine.host = old.host
+        is_warm = engine.core.ledger.life > 1 and keeps_pool and not new_weights
+        last = old.log.flushed if is_warm else 0
+        engine.notes.crash(old.notes, last)
+        self.first_news = sum(event.seq <= last for event in engine.log)
+        self._take_requests(old)
+        self.owes_step, self.over, self._disk_over = True, None, None
+
+    def _take_requests(self, old: WholeEngine) -> None:
+        for place, request in enumerate(old.requests.values()):
+            if request.finished:
+                self.engine.requests[request.request_id] = request
+            else:
+                self.engine.arrive(self._request(place))
+
+    def _check_taken_over(self, kept: dict[bytes, int], promised: set[bytes]) -> None:
+        """Check what the next process finds. kept: key -> slot on the host. promised: keys on disk."""
+        found, below = self.engine.core.ledger.index, self.engine.disk.core.ledger.index
+        count_case(Property.EVENTS_ARE_STATE, "blocks on the host that a next process finds", len(kept))
+        if dict(found.items()) != kept:
+            message = f"the log has {len(kept)} stored blocks, and the next process finds {len(found)}"
+            raise PropertyBroken(Property.EVENTS_ARE_STATE, message)
+        if not promised <= below.keys():
+            lost = min(promised - below.keys())
+            message = f"{lost.hex()} is sealed on every rank, and recovery does not find it"
+            raise PropertyBroken(Property.FULL_OFFLOAD, message)
+        count_case(Property.NO_STALE_DATA, "blocks on disk that a next process finds", len(below))
+        for key in below:
+            self.engine.disk.check_slot(key, below[key], self.contents.get(key))
+
     # What must hold.
 
     def _check_disk(self) -> None:
@@ -228,7 +362,7 @@ class WholeWorld(WiderServing):
         if rests:
             self.engine.disk.rest.check()
             after = self.next_engine()
-            lost = set(readable_keys(self.engine.disk.core.ledger)) - after.disk.core.ledger.index.keys()
+            lost = self.engine.disk.promised(power_loss=False) - after.disk.core.ledger.index.keys()
             if lost:
                 message = f"{min(lost).hex()} is sealed on every rank, and recovery does not find it"
                 raise PropertyBroken(Property.FULL_OFFLOAD, message)

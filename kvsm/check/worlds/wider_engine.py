@@ -172,7 +172,8 @@ class WiderEngine(SmallEngine):
             for index, (group, table) in enumerate(zip(self.groups, request.tables)):
                 if group.kind is GroupKind.MAMBA and tokens and not tokens % group.block_tokens:
                     block = table[tokens // group.block_tokens - 1]
-                    state: list[Cell] = [*request.cells[tokens - group.block_tokens : tokens]]
+                    cells = request.cells[tokens - group.block_tokens : tokens]
+                    state: list[Cell] = [cell + self.weights_tag for cell in cells]
                     self.device[block] = [state] * self.workers
                     self.brought.pop(block, None)
                     states.append((index, block, tokens))

@@ -11,11 +11,13 @@ from kvsm.check.walks.targets import draw_case
 from kvsm.check.walks.walk import walk
 from kvsm.check.worlds import whole_disk
 from kvsm.check.worlds.check_counts import taken_counts
+from kvsm.check.worlds.whole_process import TwiceLogged
 from kvsm.check.worlds.whole_world import WholeWorld
 from kvsm.check.worlds.world import World
 from kvsm.core.plan import WorkerReport
 from kvsm.properties import Property
-from kvsm.tiers import DiskTier
+from kvsm.tiers import DiskTier, warm_restart
+from kvsm.tiers.disk import era
 from kvsm.tiers.disk.recovery import Recovered, decide
 from kvsm.tiers.fetches import Fetches
 
@@ -36,6 +38,8 @@ def test_scheduler_and_disk_keep_every_promise() -> None:
     counts = taken_counts()
     for case in ("requests that wait for host or disk", "prompts that the disk has after a kill"):
         assert counts[Property.STORED_SO_SERVED, case] > 20, case
+    assert counts[Property.EVENTS_ARE_STATE, "blocks on the host that a next process finds"]
+    assert counts[Property.NO_STALE_DATA, "blocks on disk that a next process finds"] > 20
 
 
 def test_equal_actions_make_equal_worlds() -> None:
@@ -68,8 +72,8 @@ def _is_not_asked(patch: pytest.MonkeyPatch) -> None:
 
 
 def _forgets_a_slot(patch: pytest.MonkeyPatch) -> None:
-    def forgetting(scans: list[object], era: bytes) -> Recovered:
-        everything = decide(scans, era)  # type: ignore[arg-type]
+    def forgetting(scans: list[object], era_id: bytes) -> Recovered:
+        everything = decide(scans, era_id)  # type: ignore[arg-type]
         slots = dict(list(everything.slots.items())[1:])
         return Recovered(slots, everything.generations, everything.life, everything.told)
 
@@ -89,6 +93,18 @@ def _keeps_what_was_reset(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(DiskTier, "reset", lambda *_: None)
 
 
+def _has_one_era(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(era, "_why_over", lambda *_: "")
+
+
+def _is_always_warm(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(warm_restart, "_differences", lambda *_: [])
+
+
+def _flushes_late(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(TwiceLogged, "flush", lambda *_: None)
+
+
 @pytest.mark.parametrize(
     ("defect", "breaks"),
     [
@@ -98,6 +114,9 @@ def _keeps_what_was_reset(patch: pytest.MonkeyPatch) -> None:
         (_forgets_a_slot, {Property.FULL_OFFLOAD}),
         (_believes_failures, {Property.FAILURE_IS_NOT_SUCCESS}),
         (_keeps_what_was_reset, {Property.NO_STALE_DATA}),
+        (_has_one_era, {Property.NO_STALE_DATA}),
+        (_is_always_warm, {Property.EVENTS_ARE_STATE}),
+        (_flushes_late, {Property.NO_STALE_DATA}),
     ],
 )
 def test_what_goes_wrong_between_scheduler_and_disk_is_found(

@@ -1,0 +1,161 @@
+"""Processes of the whole world, one after another: what outlives them, and how the next one starts.
+
+What outlives a process: the directory of its log, which the real `LogWriter` writes, the file of the disk's
+era, the slots on disk, and, unless they are lost, the host pools. The next process begins with the shipped
+start (`kvsm.tiers.warm_restart.start`, `era_at_start`, `decide`, `adopt_found`).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kvsm.check.worlds.memory_marks import memory_marks
+from kvsm.check.worlds.restart_world import leave_log
+from kvsm.check.worlds.tier_rank import DiskSlot
+from kvsm.check.worlds.world_files import silent, world_directory
+from kvsm.core.kv_events import Publisher
+from kvsm.core.ledger import Ledger
+from kvsm.core.log import LogReader, MemoryLog
+from kvsm.core.offloader import Offloader
+from kvsm.errors import LogError, PropertyBroken
+from kvsm.events import OffloadConfig, OffloadingEvent
+from kvsm.identity import KeptPools, PoolIdentity
+from kvsm.properties import Property
+from kvsm.tiers.disk.era import DiskEra
+from kvsm.tiers.warm_restart import start
+
+_IDENTITY = PoolIdentity.of({"model": "small"})
+_WRITER = {"durability": "none"}
+
+
+class LeftOnDisk(NamedTuple):
+    """What the last process has left on disk. life: its number. disks: the slots of each rank."""
+
+    life: int = 0
+    disks: tuple[Sequence[DiskSlot], ...] = ()
+
+
+class TwiceLogged(MemoryLog):
+    """The events of a core in memory, which are also appended to its log on disk.
+
+    flushed: the number of the last event that is in the log on disk.
+    """
+
+    def __init__(self, events: Iterable[OffloadingEvent], log: Any) -> None:
+        super().__init__(events)
+        self._log, self.flushed = log, self[-1].seq
+
+    def append(self, event: OffloadingEvent) -> None:
+        super().append(event)
+        self._log.append(event)
+
+    def flush(self) -> None:
+        self._log.flush()
+        self.flushed = self[-1].seq
+
+
+class WholePlace:
+    """What outlives the processes.
+
+    weights: the version of the weights that the next process has.
+    epoch: counts resets and changes of the weights. Bytes from before the last one are stale.
+    left: the slots on disk.
+    logs: whether a process writes a log on disk. Without one its host pools end with it.
+    """
+
+    def __init__(self, ranks: int, *, logs: bool) -> None:
+        place = world_directory()
+        weakref.finalize(self, place.cleanup)
+        self.directory, self.logs, self._ranks = Path(place.name), logs, ranks
+        self.weights, self.epoch, self._pool = 1, 0, 1
+        self.left = LeftOnDisk()
+        self._marks = memory_marks(ranks) if logs else []
+        self._core: list[Offloader] = []
+        """The core whose log is open."""
+        weakref.finalize(self, _leave_logs, self._core)
+
+    @property
+    def era_file(self) -> Path:
+        """The file of the disk's era."""
+        return self.directory / "era"
+
+    @property
+    def weights_name(self) -> str:
+        """The version of the weights, as cores and eras name it."""
+        return f"v{self.weights}"
+
+    def after_kill(self, era: DiskEra, left: LeftOnDisk) -> WholePlace:
+        """Return a copy after a kill now in which the host pools are lost, without a log."""
+        place = WholePlace(self._ranks, logs=False)
+        place.weights, place.epoch, place.left = self.weights, self.epoch, left
+        era.write(place.era_file)
+        return place
+
+    def lose_pools(self) -> None:
+        """The next process finds new host pools."""
+        self._pool += 1
+        self._marks = memory_marks(self._ranks)
+
+    def open_core(self, config: OffloadConfig, publisher: Publisher | None) -> tuple[Offloader, MemoryLog]:
+        """Start the core of the next process. Returns it and the events of its log so far."""
+        if not self.logs:
+            log = MemoryLog()
+            core = Offloader(config, log, weights=self.weights_name, publisher=publisher, clock_ns=lambda: 0)
+            return core, log
+        pools = [b"%s %02d %04d" % (kind, rank, self._pool) for rank in range(self._ranks) for kind in _KINDS]
+        with silent():
+            begun = start(
+                self.directory / "log",
+                config,
+                KeptPools(_IDENTITY, tuple([name.ljust(16, b"\0") for name in pools])),
+                weights=self.weights_name,
+                marks=self._marks,
+                publisher=publisher,
+                clock_ns=lambda: 0,
+                log=_WRITER,
+                past_logs_max_bytes=0,
+            )
+        core = begun.offloader
+        self._core.append(core)
+        assert core.writer is not None
+        core.writer.flush()
+        log = core.log = TwiceLogged(self._read_log(), core.log)
+        if log[-1].seq != core.ledger.seq:
+            message = f"the log ends with event {log[-1].seq}, and its core with {core.ledger.seq}"
+            raise PropertyBroken(Property.EVENTS_ARE_STATE, message)
+        return core, log
+
+    def _read_log(self) -> list[OffloadingEvent]:
+        """Read the log of all processes so far, as any reader does."""
+        events: list[OffloadingEvent] = []
+        try:
+            for batch in LogReader(self.directory / "log").batches():
+                events += batch
+        except LogError as error:
+            message = f"the log ends after {len(events)} events: {error}"
+            raise PropertyBroken(Property.EVENTS_ARE_STATE, message) from error
+        return events
+
+    def kill(self) -> None:
+        """Kill the process: events that were not flushed are lost."""
+        _leave_logs(self._core)
+
+
+_KINDS = (b"pool", b"sums")
+
+
+def _leave_logs(cores: list[Offloader]) -> None:
+    while cores:
+        leave_log(cores.pop())
+
+
+def kept_by_log(config: OffloadConfig, log: TwiceLogged) -> dict[bytes, int]:
+    """The blocks that a process must take over from this log after a kill now: key -> slot."""
+    ledger = Ledger(config)
+    for event in log:
+        if event.seq <= log.flushed:
+            ledger.apply(event)
+    return {key: slot for key, slot in ledger.index.items() if ledger.readable(slot)}
