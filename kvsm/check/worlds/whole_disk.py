@@ -239,13 +239,15 @@ class WholeDisk:
             self.rest.not_stored(job.keys)
         self.tier.lose(transfer)
 
-    def damage(self, slot: int) -> bool:
-        """Change the payload of a sealed slot of the first rank. Returns whether there was one."""
+    def damageable(self) -> list[int]:
+        """The sealed slots of the first rank whose payload is whole."""
         disk = self.ranks[0].disk
-        if slot >= len(disk) or not disk[slot].is_sealed or disk[slot].value is None:
-            return False
+        return [place for place, slot in enumerate(disk) if slot.is_sealed and slot.value is not None]
+
+    def damage(self, slot: int) -> None:
+        """Change the payload of such a slot."""
+        disk = self.ranks[0].disk
         disk[slot] = disk[slot]._replace(value=None)
-        return True
 
     # What must hold.
 

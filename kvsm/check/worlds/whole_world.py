@@ -32,6 +32,7 @@ It does not have: a log on a disk that fails, the log of the disk's core, the by
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import Enum
 from functools import cache
 from hashlib import blake2b
 from random import Random
@@ -78,9 +79,21 @@ class WholeBudgets(Budgets, frozen=True, kw_only=True):
     power_losses: int = 0
 
 
-class WholeOptions(WiderOptions, frozen=True, kw_only=True):
-    """`WiderOptions` with a disk."""
+class TroubleLevel(Enum):
+    """How much goes wrong in a run."""
 
+    CALM = "calm"
+    """No fault: only what engines do anyway."""
+    ROUGH = "rough"
+    """Some kinds of faults, a few of each."""
+    STORM = "storm"
+    """Three times as many."""
+
+
+class WholeOptions(WiderOptions, frozen=True, kw_only=True):
+    """`WiderOptions` with a disk. trouble: the level by which the budgets were drawn, for people."""
+
+    trouble: TroubleLevel = TroubleLevel.ROUGH
     disk: WholeDiskOptions = WholeDiskOptions()
     budgets: WholeBudgets = WholeBudgets()
 
@@ -139,7 +152,7 @@ class WholeWorld(WiderServing):
         if left["disk_losses"]:
             actions += [("disk_lose", place) for place in range(len(self._losable()))]
         if left["damages"]:
-            actions += [("damage", slot) for slot in range(disk.options.slots)]
+            actions += [("damage", slot) for slot in disk.damageable()]
         if left["kills"]:
             waits = sum(len(copy.left) for copy in disk.copies.values())
             begun = range(min(1 << waits, _MOST_CHOICES))
@@ -256,7 +269,10 @@ class WholeWorld(WiderServing):
         return True
 
     def _do_damage(self, slot: int) -> bool:
-        return self.engine.disk.damage(slot)
+        if slot not in self.engine.disk.damageable():
+            return False
+        self.engine.disk.damage(slot)
+        return True
 
     def _do_flush(self) -> bool:
         for rank in self.engine.disk.ranks:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
+import msgspec
 import pytest
 
 from kvsm.check.walks.targets import draw_case
 from kvsm.check.walks.walk import walk
 from kvsm.check.worlds import whole_disk
 from kvsm.check.worlds.check_counts import taken_counts
+from kvsm.check.worlds.whole_options import draw_whole
 from kvsm.check.worlds.whole_process import TwiceLogged
-from kvsm.check.worlds.whole_world import WholeWorld
+from kvsm.check.worlds.whole_world import TroubleLevel, WholeWorld
 from kvsm.check.worlds.world import World
 from kvsm.core.plan import WorkerReport
 from kvsm.properties import Property
@@ -34,12 +36,12 @@ def found(runs: int = 300) -> Property | str | None:
 
 def test_scheduler_and_disk_keep_every_promise() -> None:
     taken_counts()
-    assert walk(drawn, 3, runs=40).failure is None
+    assert walk(drawn, 3, runs=25).failure is None
     counts = taken_counts()
     for case in ("requests that wait for host or disk", "prompts that the disk has after a kill"):
-        assert counts[Property.STORED_SO_SERVED, case] > 20, case
+        assert counts[Property.STORED_SO_SERVED, case] > 10, case
     assert counts[Property.EVENTS_ARE_STATE, "blocks on the host that a next process finds"]
-    assert counts[Property.NO_STALE_DATA, "blocks on disk that a next process finds"] > 20
+    assert counts[Property.NO_STALE_DATA, "blocks on disk that a next process finds"] > 10
 
 
 def test_equal_actions_make_equal_worlds() -> None:
@@ -124,3 +126,14 @@ def test_what_goes_wrong_between_scheduler_and_disk_is_found(
 ) -> None:
     defect(monkeypatch)
     assert found() in breaks
+
+
+def test_a_calm_run_has_no_fault_and_a_storm_more_than_rough_weather() -> None:
+    drawn_levels: dict[TroubleLevel, list[int]] = {level: [] for level in TroubleLevel}
+    for seed in range(60):
+        options = draw_whole(Random(seed))
+        budgets = msgspec.structs.asdict(options.budgets)
+        faults = [budgets[name] for name in budgets if name not in ("partial", "waits", "preemptions")]
+        drawn_levels[options.trouble].append(sum(faults))
+    means = [sum(faults) / len(faults) for faults in drawn_levels.values()]
+    assert means[0] == 0 < means[1] < means[2]
