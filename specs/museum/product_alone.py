@@ -30,6 +30,7 @@ from typing import Any
 
 import msgspec
 from click.testing import CliRunner
+from mutants import MUTANTS
 
 from kvsm.check.scopes.models import MODELS
 from kvsm.cli import main as kvsm
@@ -37,7 +38,6 @@ from kvsm.cli.exit_codes import ExitCode
 from kvsm.properties import Property
 from museum import EXHIBITS
 from museum.search import BUGS, CLEAN
-from mutants import MUTANTS
 
 SEEDS = (1, 2)
 CPU_SECONDS = 600

@@ -8,7 +8,6 @@ from museum.alone import ALONE, AloneBy
 from museum.product_alone import (
     CHECK,
     CPU_SECONDS,
-    RUNS,
     SCOPES,
     SEEDS,
     Tried,
