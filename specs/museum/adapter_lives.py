@@ -16,7 +16,7 @@ forget                 `reset_prefix_cache` of the connector, also while request
 
 Each named version of the weights is an epoch: KV computed under another version is wrong (stale data, S14,
 shows up as wrong bytes, S15). Unnamed weights never come back. Time passes only while the engine waits for a
-hanging copy. A load that was given up may hold its device blocks for ever; nothing else may. While the load
+hanging copy. A load that was given up may hold its device blocks forever; nothing else may. While the load
 hangs, it must hold them, because vLLM allocates free blocks to others (no reuse in flight, S3).
 
 Copies to and from the disk end in the step that begins them.

@@ -146,9 +146,9 @@ OWN_FINDINGS = (
         id="B69",
         source="vllm, found by kvsm: a reset that publishes no event",
         title="a reset publishes no removal",
-        story="A reset emptied the host and published no removed block. It relied on the event with which the"
-        " device's pool tells that all is cleared, and the device kept its cache because a request ran. So a"
-        " router believed for ever that the host had the blocks.",
+        story="A reset emptied the host and published no removed block. It relied on the event"
+        " AllBlocksCleared of the device's pool. That event was not published, because a request ran and the"
+        " device kept its cache. So a router believed forever that the host had the blocks.",
         breaks=Property.EVENTS_ARE_STATE,
         edits=(
             Edit(

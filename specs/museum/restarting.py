@@ -70,10 +70,10 @@ RESTARTING = (
     Exhibit(
         id="B44",
         source="DingoCache PR 82",
-        title="the space of a write that was cut off is lost for ever",
+        title="the space of a write that was cut off is lost forever",
         story="A process was killed while it wrote a block. The next process skipped the unfinished file: it"
         " was not indexed, did not count as used space, and was never evicted. Each such kill took some"
-        " space for ever.",
+        " space forever.",
         breaks=Property.CONSERVATION,
         edits=(
             Edit(

@@ -19,7 +19,7 @@ ADAPTING = (
         area=AREA,
         title="a refused job is never reported",
         story="A job that the copy engine does not take is counted and forgotten, so its request "
-        "waits for ever.",
+        "waits forever.",
         shows_when="The device is gone, and the engine refuses every job.",
         breaks=Property.PROGRESS,
         edits=(
@@ -112,7 +112,7 @@ ADAPTING = (
         id="M109",
         area=AREA,
         title="the removal of a chunk names its last block alone",
-        story="The other blocks of the chunk stay announced for ever, and the router sends requests in vain.",
+        story="The other blocks of the chunk stay announced forever, and the router sends requests in vain.",
         shows_when="Chunks of two blocks and self-describing events: a chunk is stored and evicted.",
         breaks=Property.EVENTS_ARE_STATE,
         edits=(

@@ -56,7 +56,7 @@ LOGS = (
         area=AREA,
         title="a step's end does not flush while copies run",
         story="What a step without jobs has decided is not written as long as a copy is in flight, "
-        "for ever if that copy hangs.",
+        "forever if that copy hangs.",
         shows_when="A copy hangs, other requests are matched and skipped in later steps, and the process "
         "is killed.",
         breaks=Property.EVENTS_ARE_STATE,

@@ -442,7 +442,7 @@ SCHEDULING = (
         area=AREA,
         title="an end of a load that was not told is no pending work",
         story="The engine stops stepping although it has not been told that a load is over, so the "
-        "request waits for ever.",
+        "request waits forever.",
         shows_when="The only request's load is lost between two steps, and the engine asks whether to go on.",
         breaks=Property.PROGRESS,
         edits=(

@@ -77,7 +77,7 @@ VLLM_ADAPTING = (
         area=AREA,
         title="a step without copies of the device starts none at all",
         story="Copies of the disk tier and from other engines are dropped in a step that neither "
-        "stores nor loads, and their requests wait for ever.",
+        "stores nor loads, and their requests wait forever.",
         shows_when="A step whose only work is a copy from the disk.",
         breaks=Property.PROGRESS,
         edits=(

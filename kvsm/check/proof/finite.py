@@ -3,7 +3,7 @@
 With few members of each set every quantifier can be written out. Then z3 always answers, and its model is a
 state of the explorer. The explorer says whether this state can be reached. If it can, the protocol is
 wrong. If it cannot, an invariant is missing: one that excludes the state. The proposal for it: a
-set of facts of the state that no reachable state has together.
+set of facts of the state that are never all true in a reachable state.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Reached:
     refutation: a shortest path from the start to a broken claim or invariant; None if none was found.
     complete: whether all reachable states were seen. If so, and nothing is broken, the example's state is not
         among them: its step would break something.
-    excluding: facts of the state that no reachable state has together.
+    excluding: facts of the state that are never all true in a reachable state.
     """
 
     refutation: Refutation | None
@@ -304,7 +304,7 @@ def _taken(params: Sequence[Any], values: dict[str, str]) -> bool:
 def reached(example: Example, seconds: float = REACH_SECONDS) -> Reached:
     """Whether the protocol breaks a claim or an invariant with as few members as the example has.
 
-    If it does not, the result names facts that no reachable state has together.
+    If it does not, the result names facts that are never all true in a reachable state.
 
     seconds: the limit of each of two explorations.
     """
@@ -316,7 +316,10 @@ def reached(example: Example, seconds: float = REACH_SECONDS) -> Reached:
 
 
 def _excluding(example: Example, seconds: float) -> tuple[str, ...]:
-    """As few facts of the state as possible that no reachable state has together. Empty if time is short."""
+    """As few facts of the state as possible that are never all true in a reachable state.
+
+    Empty if time is short.
+    """
     state = example.state
     if state is None:  # The tables lead to none of these words.
         return tuple(f"{cell} is {value}" for cell, value in example.values.items() if "=" in value)
