@@ -102,8 +102,8 @@ ASIDE = {
         "serving (`router`): KV events fold to what can be matched; `test_replay.py`, `test_kv_events.py`"
     ),
     Property.DETERMINISM: (
-        "one run in a hundred is repeated in a process with another hash seed; `kvsm run --copies "
-        "simulated` twice, byte for byte"
+        "one run in a hundred, also of vllm-fuzz, is repeated in a process with another hash seed; "
+        "`kvsm run --copies simulated` twice, byte for byte"
     ),
     Property.COPY_ORDER: "`--copies simulated`: races found on any schedule; GPU stress",
     Property.STORED_ONCE: (
@@ -213,7 +213,7 @@ def _in_production() -> dict[str, set[Property]]:
 
 @cache
 def _in_vllm() -> dict[str, set[Property]]:
-    return {"vllm-fuzz": named_by(VLLM_WORLD), "conform": held_in_vllm()}
+    return {"vllm-fuzz": named_by(VLLM_WORLD, REPEATED), "conform": held_in_vllm()}
 
 
 def held_in_vllm() -> set[Property]:

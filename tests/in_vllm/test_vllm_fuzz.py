@@ -4,13 +4,16 @@ repeated."""
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from random import Random
 
 import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 import msgspec
+import unsteady
 from broken_connectors import BROKEN
 from click.testing import CliRunner, Result
 from vllm import __version__
@@ -19,10 +22,13 @@ from kvsm.check.vllm_fuzz.shape import EngineShape, draw_shape
 from kvsm.check.vllm_fuzz.vllm_world import VllmWorld
 from kvsm.check.walks.failures import load
 from kvsm.check.walks.reduce import rerun
+from kvsm.check.walks.repeated import REPEATED_PLACE, RepeatedRuns
+from kvsm.check.walks.targets import WalkCase
 from kvsm.check.walks.walk import WalkResult, walk
 from kvsm.check.worlds.world import Action
 from kvsm.cli import main
 from kvsm.cli.exit_codes import ExitCode
+from kvsm.properties import Property
 
 RUNS = 60
 
@@ -65,6 +71,34 @@ def test_a_seed_gives_the_same_run_every_time() -> None:
     first, second = [walked("OffloadingConnector", RUNS, seed=3) for _ in range(2)]
     assert first.failure is not None
     assert first.failure == second.failure
+
+
+def repeated_run() -> WalkResult:
+    """Walk the run that is made again in another process."""
+
+    def draw(random: Random) -> WalkCase:
+        return WalkCase("vllm", msgspec.structs.replace(draw_shape(random), connector="KvsmConnector"))
+
+    return walk(RepeatedRuns(draw, seed=4), 4, first_run=REPEATED_PLACE, runs=1)
+
+
+def test_the_log_of_a_run_is_the_same_in_another_process() -> None:
+    """Determinism (S11), with another hash seed."""
+    assert repeated_run().failure is None
+
+
+def test_a_log_that_differs_from_process_to_process_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Determinism (S11): here and in the other process the offers of a step are in the order of a set."""
+    (tmp_path / "sitecustomize.py").write_text(unsteady.SITE)
+    path = [str(tmp_path), str(Path(unsteady.__file__).parent), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
+    monkeypatch.setenv(unsteady.VARIABLE, "the order of a set of strings")
+    unsteady.UNSTEADY["the order of a set of strings"](monkeypatch.setattr)
+    failure = repeated_run().failure
+    assert failure is not None
+    assert failure.finding.property is Property.DETERMINISM
 
 
 def test_many_requests_may_take_many_steps_to_rest() -> None:

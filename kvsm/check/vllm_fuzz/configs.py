@@ -42,8 +42,9 @@ def changed(config: Any, **changes: Any) -> Any:
 
 @cache
 def hasher() -> Any:
-    """vLLM's block hasher."""
-    init_none_hash(sha256)
+    """vLLM's block hasher. The hashes are the same in each process: the first may depend on this variable."""
+    with patch.dict(os.environ, PYTHONHASHSEED="0"):
+        init_none_hash(sha256)
     return get_request_block_hasher(BLOCK_TOKENS, sha256)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
@@ -135,7 +136,9 @@ class WorldTarget(FuzzTarget):
         refuse_named(_case(entry).options, {})
 
     def runs(self, seed: int) -> RunMaker:
-        return WorldRuns(self._make, seed) if is_path(self.name) else RepeatedRuns(self.name, seed)
+        if is_path(self.name):
+            return WorldRuns(self._make, seed)
+        return RepeatedRuns(partial(draw_case, self.name), seed)
 
     def guided_runs(self, seed: int, entries: Sequence[CorpusEntry], known: Collection[str]) -> RunMaker:
         schedules = [Schedule(_case(entry).make, entry.actions) for entry in entries]
@@ -187,7 +190,7 @@ class WorldTarget(FuzzTarget):
     def again(self, failure: SavedFailure) -> SavedFailure | None:
         outcome = rerun(failure.case().make, failure.actions, to_rest=True)
         found = outcome.finding
-        if found is None and failure.property is Property.DETERMINISM and failure.target in TARGETS:
+        if found is None and failure.property is Property.DETERMINISM and not is_path(failure.target):
             found = differing_log(failure.case(), failure.actions)
         return None if found is None else failure.after(outcome.actions, found)
 

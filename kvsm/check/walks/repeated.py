@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from random import Random
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from kvsm.check.walks.reduce import rerun
-from kvsm.check.walks.targets import TARGETS, WalkCase, case_of, draw_case
+from kvsm.check.walks.targets import WalkCase, case_of
 from kvsm.check.walks.walk import WalkedRun, WalkFailure, WorldRuns, random_of
 from kvsm.check.worlds.world import Action, Finding, World
 from kvsm.events import OffloadingEvent
@@ -39,23 +39,23 @@ class _Actions(msgspec.Struct, frozen=True):
 
 
 class RepeatedRuns(WorldRuns):
-    """The runs of a target of kvsm. A share of them is made again in another process.
+    """Runs of kvsm's worlds. A share of them is made again in another process.
 
-    name: the target, or "all".
+    draw: draws the world of a run.
     """
 
-    def __init__(self, name: str, seed: int) -> None:
+    def __init__(self, draw: Callable[[Random], WalkCase], seed: int) -> None:
         super().__init__(self._make, seed)
-        self._name = name
+        self._draw = draw
 
     def _make(self, random: Random) -> World:
-        return draw_case(self._name, random).make()
+        return self._draw(random).make()
 
     def run(self, number: int, is_over: IsOver = never) -> WalkedRun:
         done: list[Action] = []
         world, run = self.make(number, done, is_over)
-        if run.failure is None and number % REPEATED_OF == REPEATED_PLACE:
-            case = draw_case(self._name, random_of(self.seed, number))
+        if run.failure is None and number % REPEATED_OF == REPEATED_PLACE and len(world.events):
+            case = self._draw(random_of(self.seed, number))
             finding = differing_log(case, done, world.events)
             if finding is not None:
                 return msgspec.structs.replace(run, failure=WalkFailure(number, tuple(done), finding))
@@ -69,7 +69,7 @@ def differing_log(
 
     events: the log of these actions; None: do them in this process, too.
     """
-    if not TARGETS[case.target].has_log:
+    if not case.has_log:
         return None
     here = encoded(rerun(case.make, actions).world.events if events is None else events)
     there = _events_of_another_process(case, tuple(actions))

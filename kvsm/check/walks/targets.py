@@ -79,6 +79,11 @@ class WalkCase(msgspec.Struct, frozen=True):
             return make_own_world(self.target, Random(self.options.seed))
         return _ALL[self.target].world(self.options)
 
+    @property
+    def has_log(self) -> bool:
+        """Whether its world is known to have a log."""
+        return self.target in _ALL and _ALL[self.target].has_log
+
 
 class OwnWorldOptions(msgspec.Struct, frozen=True):
     """The options of a world of the user's own. seed: seeds the random numbers that its code gets."""
