@@ -5,6 +5,7 @@
     python specs/mutate.py --only 'kvsm/core/policies/*' --jobs 2
     python specs/mutate.py --again --examples 300 --seconds 30      # what survived the last run, or is new
     python specs/mutate.py --show           # survivors, and a table by file
+    python specs/mutate.py --checks verify --sample 60 --seed 7    # its checks, weakened: `weaker_checks`
 
 `mutmut` generates the mutants; `[tool.mutmut]` in pyproject.toml names the files and the tests. This program
 runs them faster than `mutmut run`: pytest collects the tests once, and each mutant runs in a forked copy of
@@ -46,12 +47,13 @@ import sys
 import time
 import traceback
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import chain
 from pathlib import Path
-from types import CodeType, FrameType, FunctionType
+from random import Random
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 import graphviz  # noqa: F401  (imported once, and not in every child)
@@ -64,6 +66,7 @@ from mutmut.configuration import config
 from mutmut.mutation.data import LineSpan
 from mutmut.mutation.file_mutation import mutate_file_contents
 from mutmut.type_checking import run_type_checker
+from weaker_checks import AREAS, Definition, weaker
 
 ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / "mutants"
@@ -105,13 +108,13 @@ class Mutant:
 
     function: the changed function.
     number: its number in mutmut's names, from 1, in the order of the source.
-    definition: the definition of the mutant, under the original name.
+    definition: the definition of the mutant, under the original name; of a module's table, its assignment.
     refused: whether mypy reports a type error in it.
     """
 
     function: Function
     number: int
-    definition: ast.FunctionDef
+    definition: Definition
     refused: bool
 
     @property
@@ -141,10 +144,9 @@ def generate(only: list[str]) -> list[Mutant]:
     shutil.copytree(ROOT / "specs", WORK / "specs", dirs_exist_ok=True)
     shutil.copy(ROOT / "pyproject.toml", WORK)
     files = {}
-    for path in sorted((ROOT / "kvsm").rglob("*.py")):
-        name = path.relative_to(ROOT).as_posix()
-        if config().should_mutate(name) and any(fnmatch.fnmatch(name, one) for one in only):
-            files[name] = mutate_file_contents(name, path.read_text())
+    for name in _files(only):
+        if config().should_mutate(name):
+            files[name] = mutate_file_contents(name, (ROOT / name).read_text())
             # Without mutmut's own lines, which choose a mutant and hide types.
             (WORK / name).write_text(
                 re.sub(r"(?m)^.*(_mutmut_mutated|MutantDict|# mutmut generated).*$", "", files[name].code)
@@ -167,6 +169,25 @@ def _mutants(file: str, tree: ast.Module, refused: set[str]) -> Iterator[Mutant]
                 changed_name = node.name
                 node.name = mangled[2:] if not prefix else mangled.rpartition("ǁ")[2]
                 yield Mutant((file, prefix + node.name), int(number), node, changed_name in refused)
+
+
+def generate_weaker(files: tuple[str, ...], only: list[str]) -> list[Mutant]:
+    """Generate the weaker versions of the checks. Their types are right, so mypy does not read them."""
+    mutants = []
+    for name in _files(files, only):
+        numbers: Counter[str] = Counter()
+        for qualname, definition in weaker(parsed(name)):
+            numbers[qualname] += 1
+            mutants.append(Mutant((name, qualname), numbers[qualname], definition, refused=False))
+    return mutants
+
+
+def _files(*choices: Iterable[str]) -> Iterator[str]:
+    """Yield the files of kvsm that a glob of each choice matches."""
+    for path in sorted((ROOT / "kvsm").rglob("*.py")):
+        name = path.relative_to(ROOT).as_posix()
+        if all(any(fnmatch.fnmatch(name, glob) for glob in globs) for globs in choices):
+            yield name
 
 
 def _refused_by_mypy(spans: dict[str, Mapping[str, LineSpan]]) -> dict[str, set[str]]:
@@ -192,6 +213,9 @@ def patch(mutant: Mutant) -> None:
     """Give the imported function the mutant's code and defaults."""
     file, qualname = mutant.function
     module = importlib.import_module(_module_name(file))
+    if isinstance(mutant.definition, ast.Assign):
+        _patch_table(module, qualname, mutant.definition)
+        return
     owner, _, name = qualname.rpartition(".")
     node: ast.stmt = _undecorated(mutant.definition)
     if owner:  # names that begin with __ are mangled with the name of the class
@@ -202,14 +226,27 @@ def patch(mutant: Mutant) -> None:
     exec(compile(tree, file, "exec", flags=annotations, dont_inherit=True), scope)
     changed: FunctionType = vars(scope[owner])[name] if owner else scope[name]
     real = vars(vars(module)[owner])[name] if owner else vars(module)[name]
-    real = inspect.unwrap(getattr(real, "__func__", real))
+    for wrapped in ("__func__", "fget", "func"):
+        real = getattr(real, wrapped, real)
+    real = inspect.unwrap(real)
     real.__code__ = changed.__code__
     real.__defaults__, real.__kwdefaults__ = changed.__defaults__, changed.__kwdefaults__
 
 
-def _undecorated(node: ast.FunctionDef) -> ast.FunctionDef:
+def _patch_table(module: ModuleType, name: str, assignment: ast.Assign) -> None:
+    """Replace a module's table in all modules that imported it."""
+    scope, table = dict(vars(module)), vars(module)[name]
+    exec(compile(ast.fix_missing_locations(ast.Module([assignment], [])), name, "exec"), scope)
+    for other in list(sys.modules.values()):
+        if getattr(other, "__dict__", {}).get(name) is table:
+            setattr(other, name, scope[name])
+
+
+def _undecorated(node: Any) -> Any:
+    """A function's definition without its decorators; any other statement as it is."""
     bare = copy.copy(node)
-    bare.decorator_list = []
+    if isinstance(node, ast.FunctionDef):
+        bare.decorator_list = []
     return bare
 
 
@@ -321,6 +358,12 @@ class Survey:
     calls: dict[str, set[Function]]
     at_import: set[Function]
 
+    def looks_at(self, test: str, mutant: Mutant) -> bool:
+        """Whether a test calls the mutant's function; for a table, any function of its file."""
+        if isinstance(mutant.definition, ast.Assign):
+            return any(file == mutant.function[0] for file, _ in self.calls[test])
+        return mutant.function in self.calls[test]
+
 
 def survey(tests: list[str], examples: int) -> Survey:
     """Survey the tests in a child, or return the saved survey if no file has changed since."""
@@ -365,8 +408,7 @@ def _survey(tests: list[str], examples: int) -> Survey:
                 called.clear()
 
     sys.settrace(trace)
-    for path in sorted((ROOT / "kvsm").rglob("*.py")):
-        name = path.relative_to(ROOT).as_posix()
+    for name in _files(["*"]):
         if config().should_mutate(name):
             importlib.import_module(_module_name(name))
     sys.settrace(None)
@@ -470,7 +512,7 @@ def run_share(mutants: list[Mutant], known: Survey, options: argparse.Namespace,
         for mutant in mutants:
             function = mutant.function
             tests = sorted(
-                (item for item in session.items if function in known.calls[item.nodeid]),
+                (item for item in session.items if known.looks_at(item.nodeid, mutant)),
                 key=lambda item: (
                     -kills[function][item.nodeid],
                     len(known.calls[item.nodeid]),
@@ -537,10 +579,16 @@ def change(mutant: Mutant) -> str:
     file, qualname = mutant.function
     node: Any = parsed(file)
     for part in qualname.split("."):
-        node = next(one for one in node.body if getattr(one, "name", "") == part)
+        node = next(one for one in node.body if part in _names(one))
     before, after = (ast.unparse(_undecorated(one)).splitlines() for one in (node, mutant.definition))
     lines = [*difflib.unified_diff(before, after, n=0, lineterm="")][2:]
     return "\n".join(line for line in lines if not line.startswith("@@"))
+
+
+def _names(statement: Any) -> list[str]:
+    """The names that a definition or an assignment defines."""
+    targets = getattr(statement, "targets", [getattr(statement, "target", statement)])
+    return [getattr(target, "name", getattr(target, "id", "")) for target in targets]
 
 
 def table(results: dict[str, dict[str, str]]) -> str:
@@ -574,10 +622,16 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="CPU time for a mutant (default: 5)")
     parser.add_argument("--tests", nargs="+", metavar="TEST", help="instead of those in pyproject.toml")
     parser.add_argument("--again", action="store_true", help="leave out what did not survive the last time")
+    parser.add_argument(
+        "--checks", choices=AREAS, help="weaken the checks of an area (specs/weaker_checks.py)"
+    )
+    parser.add_argument("--sample", type=int, metavar="N", help="run N mutants, drawn with --seed")
+    parser.add_argument("--seed", type=int, default=1, help="the seed of --sample (default: 1)")
     parser.add_argument("--show", action="store_true", help="run nothing, print the survivors and the table")
     options = parser.parse_args()
     os.chdir(ROOT)
-    chosen = options.tests or config().pytest_add_cli_args_test_selection
+    area = AREAS.get(options.checks)
+    chosen = options.tests or (area.tests if area else config().pytest_add_cli_args_test_selection)
     options.tests = [*config().pytest_add_cli_args, *chosen]
     os.environ.pop("CI", None)  # with it tests/conftest.py imports kvsm
     os.environ["KVSM_NATIVE"] = "0"  # the native body has no mutants
@@ -585,7 +639,9 @@ def main() -> None:
     WORK.mkdir(exist_ok=True)
     results: dict[str, dict[str, str]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     if not options.show:
-        mutants = generate(options.only)
+        mutants = generate_weaker(area.files, options.only) if area else generate(options.only)
+        if options.sample is not None:
+            mutants = Random(options.seed).sample(mutants, min(options.sample, len(mutants)))
         changes = {mutant.name: change(mutant) for mutant in mutants}
         files = {mutant.function[0] for mutant in mutants}
         kept = {}
