@@ -3,9 +3,9 @@ network.
 
 Real are both cores, the lease table, the prefill engine's hand-overs (`OutgoingHandOvers`) and the decode
 engine's claims (`IncomingHandOvers`). Each of these is an action: an engine computes a prompt or steps, a
-rank carries out its share of one copy, the service answers one question, time passes, either engine is reset,
-a connection breaks. So the prefill engine can free blocks, and overwrite them, whenever the real one could,
-and the decode engine copies whatever bytes are there then.
+rank carries out its share of one copy, the service answers one question, time passes until none, some or all
+leases have run out, either engine is reset, a connection breaks. So the prefill engine can free blocks, and
+overwrite them, whenever the real one could, and the decode engine copies whatever bytes are there then.
 
 Neither engine trusts the other: a prefill engine may give a wrong answer (any of `wrong_messages`), and a
 stranger may claim a hand-over without knowing its prompt. Only the wrong answer "held all along" is left out:
@@ -13,8 +13,9 @@ a decode engine could not detect it.
 
 Checked after each action: each block that an engine serves holds its own bytes on every rank (publish after
 commit, S2); hand-overs pin at most their share of the pool, and each hand-over that waits has a block that is
-being stored (progress, S9); a stranger changes no hand-over (a match holds what it counts, S7). `check` adds
-the ledgers' own properties. When no request, copy or question is left, a hand-over that has had a reader pins
+being stored (progress, S9); a stranger changes no hand-over (a match holds what it counts, S7); after the
+prefill engine has looked, no lease is left whose time is up (one release per hold, S4). `check` adds the
+ledgers' own properties. When no request, copy or question is left, a hand-over that has had a reader pins
 nothing any more (one release per hold, S4); at rest nothing is left in either engine (progress, S9), and both
 logs fold to the present state (events are state, S10).
 
@@ -135,6 +136,7 @@ class HandOverWorld:
     # What may happen.
 
     # There are hundreds of lies and strays: `actions` has only number 0 of them, `draw` chooses among all.
+    # It also draws waits in which no lease runs out.
 
     def actions(self) -> list[Action]:
         left, found = self._left, list[Action]()
@@ -185,7 +187,7 @@ class HandOverWorld:
         if self.outgoing.has_ended():
             found.append(("step",))
         if self.outgoing._out and (left["waits"] or self._next_to_quiet() is None):
-            found.append(("wait",))
+            found += [("wait", place) for place in range(len(self._ends()))]
         return found
 
     def draw(self, random: Random) -> Action:
@@ -198,6 +200,8 @@ class HandOverWorld:
         drawn = kinds[random.choices(list(kinds), weights)[0]]
         useful = [action for action in drawn if self._is_useful(action)]
         chosen = random.choice(useful or drawn)
+        if chosen[0] == "wait":
+            return ("wait", random.randint(0, len(self._ends()) if self._left["waits"] else 0))
         if chosen[0] in WRONG:
             return (*chosen[:2], random.randrange(random.choice(WRONG[chosen[0]])))
         return chosen
@@ -264,7 +268,7 @@ class HandOverWorld:
         first = prompt * len(keys) * chunk
         host.begin_store("own", keys, range(first, first + len(keys) * chunk))
         if side == 0:
-            self.outgoing.look()
+            self._look()
         return True
 
     def _do_store(self, side: int, place: int, worker: int, good: int) -> bool:
@@ -276,7 +280,7 @@ class HandOverWorld:
             self._spend("failures")
         host.end_store(place, worker, bool(good))
         if side == 0:
-            self.outgoing.look()
+            self._look()
         return True
 
     def _do_load(self, side: int, prompt: int) -> bool:
@@ -301,7 +305,7 @@ class HandOverWorld:
             self._spend("failures")
         host.end_load(worker, bool(good))
         if side == 0:
-            self.outgoing.look()
+            self._look()
         return True
 
     def _do_reset(self, side: int) -> bool:
@@ -335,13 +339,29 @@ class HandOverWorld:
 
     def _do_step(self) -> bool:
         """The prefill engine steps: it releases blocks that no reader may claim any more."""
-        self.outgoing.look()
+        self._look()
         return True
 
-    def _do_wait(self) -> bool:
-        """Time passes until every lease has run out."""
+    def _look(self) -> None:
+        """The prefill engine looks at its hand-overs. After that no lease is left whose time is up."""
+        self.outgoing.look()
+        for name, lease in self.leases._leases.items():
+            if lease.until <= self._now:
+                message = f"hand-over {name} ran out {self._now - lease.until:g} s ago, and still pins blocks"
+                raise PropertyBroken(Property.ONE_RELEASE_PER_HOLD, message)
+
+    def _ends(self) -> list[float]:
+        """The times at which leases run out, the next one first."""
+        ends = {lease.until for lease in self.leases._leases.values() if lease.until > self._now}
+        return sorted(ends) or [self._now + TIMEOUT_S]
+
+    def _do_wait(self, place: int) -> bool:
+        """Time passes: the leases up to this place run out. Behind the last place, none runs out."""
+        ends = self._ends()
+        if not 0 <= place <= len(ends):
+            return False
         self._spend("waits")
-        self._now += TIMEOUT_S
+        self._now = ends[place] if place < len(ends) else (self._now + ends[0]) / 2
         return True
 
     def _do_serve(self, place: int) -> bool:
@@ -532,7 +552,7 @@ class HandOverWorld:
         """The next action on the way to rest. Leases run out only when no other action is left."""
         action = self._next_to_quiet()
         if action is None and self.outgoing._out:
-            return ("wait",)
+            return ("wait", len(self._ends()) - 1)
         return action
 
     def check(self) -> None:

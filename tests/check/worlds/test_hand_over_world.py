@@ -203,6 +203,11 @@ def count_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def end_one_lease_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several leases whose time is up, a look ends the first only."""
+    plant(monkeypatch, LeaseTable.expire, "while self._first_is_overdue():", "if self._first_is_overdue():")
+
+
 def copy_from_slots_that_no_pool_has(monkeypatch: pytest.MonkeyPatch) -> None:
     """A decode engine does not check the slot numbers of a prefill engine."""
     plant(monkeypatch, IncomingHandOvers._why_unfit, "if group.slots and not", "if False and not")
@@ -281,7 +286,8 @@ def wait_for_the_wrong_store(monkeypatch: pytest.MonkeyPatch) -> None:
         (keep_a_pin, "S4 S9", 1),
         (decline_in_silence, "S4 S9", 17),
         (had_is_given_up, "S10", 16),
-        (count_one_rank, "S2 S9", 2),
+        (count_one_rank, "S2 S9", 1),
+        (end_one_lease_at_a_time, "S4", 1),
         (pin_without_bound, "S9", 26),
         (forget_what_others_pin, "S9", 31),
         (hand_over_more_than_the_share, "S9", 18),
@@ -426,7 +432,7 @@ def test_what_the_decode_engine_says_that_it_had_is_checked(
 
 WAY = (
     *(("compute", 0, 0), ("store", 0, 0, 0, 1), ("offer", 0), ("arrive", 0), ("serve", 0), ("look",)),
-    *(("wait",), ("step",), ("compute", 0, 1), ("copy", 0, 0, 1), ("serve", 0), ("look",)),
+    *(("wait", 0), ("step",), ("compute", 0, 1), ("copy", 0, 0, 1), ("serve", 0), ("look",)),
 )
 """A copy that is too late: the blocks were given up, and others are written there."""
 
