@@ -69,7 +69,7 @@ static bool keep_notes(const FrozenPart *part, int64_t block, Kept *kept)
     kept->first = note_of(part->brought, number);
     kept->second = note_of(part->stale, number);
     Py_DECREF(number);
-    return true;
+    return !PyErr_Occurred();
 }
 
 static void keep(FrozenPart *part, int64_t thing)
@@ -147,31 +147,42 @@ static void keep_all_words(FrozenPart *part)
 
 /* -------------------------------------------------------------------------------------- one event */
 
-/* A record of the ledger; borrowed. NULL: there is none. */
+/* A record of the ledger; borrowed. NULL: there is none, or an error is set. */
 static PyObject *record_of(Folding *folding, Name records, PyObject *id)
 {
     PyObject *dict = field(folding, records);
-    PyObject *record = id == NULL || dict == NULL || !PyDict_Check(dict) ? NULL : PyDict_GetItemWithError(dict, id);
+    return id == NULL || dict == NULL || !PyDict_Check(dict) ? NULL : PyDict_GetItemWithError(dict, id);
+}
+
+/* Write the rest of both parts at once: what the event changes cannot be read, perhaps because there is no memory. */
+static void finish_both(FrozenPart *slots, FrozenPart *blocks)
+{
     PyErr_Clear();
-    return record;
+    if (slots->status == OPEN)
+        part_finish(slots);
+    if (blocks->status == OPEN)
+        part_finish(blocks);
 }
 
 static void keep_transfer(Folding *folding, FrozenPart *slots, FrozenPart *blocks, PyObject *id)
 {
     PyObject *transfer = record_of(folding, N_transfers, id);
-    if (transfer == NULL)
-        return; /* the event will be refused */
-    keep_batch_of(slots, transfer, N_slots);
-    keep_batch_of(blocks, transfer, N_device_blocks);
+    if (transfer != NULL) {
+        keep_batch_of(slots, transfer, N_slots);
+        keep_batch_of(blocks, transfer, N_device_blocks);
+    } else if (PyErr_Occurred())
+        finish_both(slots, blocks);
+    /* else the event will be refused */
 }
 
 /* ids: anything that has them in turn. */
 static void keep_transfers(Folding *folding, FrozenPart *slots, FrozenPart *blocks, PyObject *ids)
 {
     PyObject *all = ids == NULL ? NULL : PySequence_List(ids);
+    if (all == NULL)
+        finish_both(slots, blocks);
     for (Py_ssize_t one = 0; all != NULL && one < PyList_Size(all); one++)
         keep_transfer(folding, slots, blocks, PyList_GetItem(all, one));
-    PyErr_Clear();
     Py_XDECREF(all);
 }
 
@@ -195,8 +206,9 @@ static void keep_named(Folding *folding, FrozenPart *slots, FrozenPart *blocks, 
         PyObject *record = record_of(folding, N_requests, request);
         if (record != NULL)
             keep_batch_of(slots, record, N_pins);
+        else if (PyErr_Occurred())
+            finish_both(slots, blocks);
     }
-    PyErr_Clear();
     Py_XDECREF(id);
     Py_XDECREF(ids);
     Py_XDECREF(request);

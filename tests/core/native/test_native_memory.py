@@ -9,7 +9,9 @@ from __future__ import annotations
 import gc
 import sys
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 from operator import sub
 from random import Random
 from typing import Any
@@ -23,16 +25,17 @@ pytest.importorskip(
 
 from call_twins import KEYS, make_core
 from native_twins import RecordingListener, saved, walked
-from scarce_memory import Allocator, OfC, OfPython, Scene, fail_each, is_counted
+from scarce_memory import CALM, Allocator, OfC, OfPython, Scene, fail_each, is_counted
 
-from kvsm.check.worlds.core_options import draw_options
+from kvsm.check.worlds.core_options import CoreOptions, draw_options
 from kvsm.core import native
 from kvsm.core.ledger import Ledger
+from kvsm.core.ledger.frozen import freeze
 from kvsm.core.ledger.key_index import NativeIndex
 from kvsm.core.native import _body
 from kvsm.core.offloader import Offloader
 from kvsm.core.policies.slot_queue import NativeSlotQueue
-from kvsm.events import LOAD, STORE, OffloadConfig, Restarted
+from kvsm.events import LOAD, STORE, OffloadConfig, OffloadingEvent, Restarted
 
 if native.WHY_NOT:
     pytest.skip(f"Python folds: {native.WHY_NOT}", allow_module_level=True)
@@ -133,38 +136,78 @@ def test_what_cannot_be_made_is_refused(make: Callable[[], Any], allocator: Allo
 # A ledger.
 
 
-def test_an_event_is_folded_or_refused() -> None:
-    """Each event of some walks. An event whose fold has begun may be half folded: its core then stops. So the
-    ledger is only asked whether it can still be used."""
-    for seed in range(4):
-        for allocator in ALLOCATORS:
-            fold_scarcely(seed, allocator)
+class Moment:
+    """A ledger before one event of a walk, as often as it is wanted."""
 
+    def __init__(self, options: CoreOptions, events: Sequence[OffloadingEvent], place: int) -> None:
+        self._config, self._before, self.event = options.config(), events[:place], events[place]
 
-def fold_scarcely(seed: int, allocator: Allocator) -> None:
-    options = draw_options(Random(seed))
-    events = walked(options, seed, 12)
-
-    def folded(until: int) -> Ledger:
-        ledger = Ledger(options.config(), RecordingListener())
-        for event in events[:until]:
+    def ledger(self) -> Ledger:
+        ledger = Ledger(self._config, RecordingListener())
+        for event in self._before:
             ledger.apply(event)
         return ledger
 
-    for place, event in enumerate(events):
-        if isinstance(event, Restarted):  # Python alone folds it; numpy itself raises `SystemError` then
-            continue
 
-        def make(place: int = place, event: Any = event) -> Scene:
-            ledger = folded(place)
-            before = saved(ledger)
-            return Scene(
-                lambda: ledger.apply(event) and None,
-                lambda: saved(ledger),
-                lambda: saved(ledger) != before,
-            )
+def moments(seeds: int) -> Iterator[Moment]:
+    """The moments before each event of some walks."""
+    for seed in range(seeds):
+        options = draw_options(Random(seed))
+        events = walked(options, seed, 14)
+        for place, event in enumerate(events):
+            if not isinstance(event, Restarted):  # only Python folds it, and numpy raises `SystemError` then
+                yield Moment(options, events, place)
 
-        fail_each(make, allocator)
+
+more_seeds = pytest.mark.parametrize("seeds", [3, pytest.param(25, marks=pytest.mark.slow)])
+
+
+@each_allocator
+@more_seeds
+def test_an_event_is_folded_or_refused(seeds: int, allocator: Allocator) -> None:
+    """An event whose fold has begun may be half folded: its core then stops, but can be read."""
+
+    def make(moment: Moment) -> Scene:
+        ledger = moment.ledger()
+
+        def state() -> Any:
+            return saved(ledger), dict(ledger.index), list(ledger.key_of)
+
+        before = state()
+
+        def is_half_folded() -> bool:
+            ledger.not_stored(())
+            return state() != before
+
+        return Scene(lambda: ledger.apply(moment.event) and None, state, is_half_folded)
+
+    for moment in moments(seeds):
+        fail_each(partial(make, moment), allocator)
+
+
+@each_allocator
+@more_seeds
+def test_a_copy_in_progress_is_right_or_says_that_memory_lacks(seeds: int, allocator: Allocator) -> None:
+    """Whatever an event cannot keep for it."""
+    for moment in moments(seeds):
+        number = calm = 0
+        while calm < CALM:
+            ledger = moment.ledger()
+            wanted, copy = saved(ledger), freeze(ledger)
+            try:
+                with allocator.failing(number):
+                    ledger.apply(moment.event)
+                while not copy.go_on():
+                    pass
+            except MemoryError:
+                calm = 0
+            else:
+                calm += 1
+            number += 1
+            with suppress(MemoryError, RuntimeError):  # broken or dropped
+                while not copy.go_on():
+                    pass
+                assert b"".join(copy.pieces()) == wanted, (moment.event, number)
 
 
 # A core.
