@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 
-from museum.restored_world import LIVES, OUTCOMES, RestoredWorld
+from kvsm.check.worlds.restored_world import LIVES, MOST_MOMENTS, OUTCOMES, RestoredOptions, RestoredWorld
 
 SEEDS, MOMENTS = range(4), 14
 """The seeds of the random lives, and their length."""
@@ -19,12 +19,12 @@ def counts() -> Counter[tuple[str, str]]:
     """(set of older files, outcome) -> number of starts. Raises `PropertyBroken`."""
     total: Counter[tuple[str, str]] = Counter()
     for life in LIVES.values():
-        world = RestoredWorld()
+        world = RestoredWorld(RestoredOptions(moments=MOST_MOMENTS))
         world.live(life)
         total += world.counts
     for seed in SEEDS:
-        world = RestoredWorld()
-        world.walk(seed, MOMENTS)
+        world = RestoredWorld(RestoredOptions(moments=MOMENTS))
+        world.walk(seed)
         total += world.counts
     return total
 

@@ -24,6 +24,16 @@ from typing import NamedTuple
 import numpy as np
 
 from kvsm.check.worlds.restart_world import leave_log
+from kvsm.check.worlds.restored_world import (
+    BLOCK_BYTES,
+    CONFIG,
+    KEYS,
+    SLOTS,
+    PoolContent,
+    RestoredProcess,
+    content,
+    key_of,
+)
 from kvsm.check.worlds.world_files import world_directory
 from kvsm.copies.checksums import CHECKSUM_BYTES
 from kvsm.copies.host_pools.pool_mark import MARK_BYTES
@@ -46,16 +56,6 @@ from kvsm.tiers.disk import (
     read_era,
     recover,
 )
-from museum.restored_world import (
-    BLOCK_BYTES,
-    CONFIG,
-    KEYS,
-    SLOTS,
-    PoolFile,
-    Process,
-    content,
-    key_of,
-)
 
 DISK_SLOTS = 2
 WEIGHTS = ("v1", "v2")
@@ -68,14 +68,14 @@ class TierMoment(NamedTuple):
     """The contents of the files, in the order of `FILES`."""
 
     log: dict[str, bytes]
-    pool: PoolFile
-    checksums: PoolFile
+    pool: PoolContent
+    checksums: PoolContent
     disk_slots: bytes
     disk_log: dict[str, bytes]
     era: bytes
 
 
-class TierProcess(Process):
+class TierProcess(RestoredProcess):
     """A process with a disk tier, started on the given files, which it writes into a directory first."""
 
     config = host_config(CONFIG, places=SLOTS)
@@ -197,7 +197,9 @@ class RestoredTiers:
         weakref.finalize(self, place.cleanup)
         self._place, self._numbers, self._random = Path(place.name), count(), Random(seed)
         self.counts: Counter[tuple[str, str]] = Counter()
-        blank = [PoolFile(bytes(SLOTS * size), bytes(MARK_BYTES)) for size in (BLOCK_BYTES, CHECKSUM_BYTES)]
+        blank = [
+            PoolContent(bytes(SLOTS * size), bytes(MARK_BYTES)) for size in (BLOCK_BYTES, CHECKSUM_BYTES)
+        ]
         self._process = self._begin(TierMoment({}, *blank, b"", {}, b""), WEIGHTS[0])
         self.moments = [self._process.files()]
 

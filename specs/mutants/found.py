@@ -146,7 +146,7 @@ FOUND = {
     "M79": FoundBy(SERVING, Property.CONSERVATION, 9),
     "M80": FoundBy(AUDITED_CORE, Property.EVENTS_ARE_STATE, 3),
     "M82": FoundBy(LOG_AHEAD, Property.EVENTS_ARE_STATE, 2),
-    "M83": FoundBy(LOG_AHEAD, Property.EVENTS_ARE_STATE, 3),
+    "M83": FoundBy(LOG_AHEAD, Property.EVENTS_ARE_STATE, 5),
     "M84": FoundBy(LOG_AHEAD, Property.EVENTS_ARE_STATE, 2),
     "M85": FoundBy(KILLED, Property.NO_STALE_DATA, 6),
     "M86": FoundBy(STARTS, Property.EVENTS_ARE_STATE, 4),

@@ -8,12 +8,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from museum.restored_tiers import RestoredTiers
-from museum.restored_world import LIVES, OUTCOMES, RestoredWorld
 from places import ROOT
 from planted_bugs import plant
 from restored_files import counts, table
 
 from examples import examples
+from kvsm.check.worlds.restored_world import LIVES, MOST_MOMENTS, OUTCOMES, RestoredOptions, RestoredWorld
 from kvsm.copies import checksums
 from kvsm.copies.host_pools import pool_mark
 from kvsm.errors import PropertyBroken
@@ -23,7 +23,7 @@ from kvsm.tiers.disk import recovery
 
 def tried(life: str) -> Counter[tuple[str, str]]:
     """How often each outcome came in this life."""
-    world = RestoredWorld()
+    world = RestoredWorld(RestoredOptions(moments=MOST_MOMENTS))
     world.live(LIVES[life])
     return world.counts
 

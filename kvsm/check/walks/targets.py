@@ -34,6 +34,7 @@ from kvsm.check.worlds.log_ahead import LogAheadOptions, LogAheadWorld
 from kvsm.check.worlds.log_world import FailingLogWorld, LogWorldOptions, draw_log_options
 from kvsm.check.worlds.policy_world import PolicyWorld, PolicyWorldOptions, draw_policy_options
 from kvsm.check.worlds.restart_world import RestartOptions, RestartWorld, draw_restart_options
+from kvsm.check.worlds.restored_world import RestoredOptions, RestoredWorld, draw_restored_options
 from kvsm.check.worlds.serving_world import EndingServing, ServingOptions
 from kvsm.check.worlds.tier_served import ServedTwoTiers
 from kvsm.check.worlds.two_tiers import TwoTierOptions
@@ -221,6 +222,14 @@ TARGETS: dict[str, WalkTarget] = {
         RestartOptions,
         RestartWorld,
         draw_restart_options,
+        1,
+        has_log=False,
+    ),
+    "restored": WalkTarget(
+        "processes on a log, pool and checksums that were restored from different moments",
+        RestoredOptions,
+        RestoredWorld,
+        draw_restored_options,
         1,
         has_log=False,
     ),

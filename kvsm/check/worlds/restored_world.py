@@ -27,19 +27,20 @@ from random import Random
 from shutil import rmtree
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from kvsm.check.worlds.restart_world import leave_log
 from kvsm.check.worlds.world import Action
-from kvsm.check.worlds.world_files import world_directory
+from kvsm.check.worlds.world_files import silent, world_directory
 from kvsm.copies import CopyResult, PoolMark, VerifyingCopyEngine
 from kvsm.copies.checksums import CHECKSUM_BYTES
 from kvsm.copies.host_pools.pool_mark import MARK_BYTES
 from kvsm.copies.host_pools.pool_sizes import PoolSizes
 from kvsm.core.ledger import readable_keys
 from kvsm.core.plan import TransferJob
-from kvsm.errors import PropertyBroken
+from kvsm.errors import ConfigError, PropertyBroken
 from kvsm.events import Direction, OffloadConfig, OffloadingEvent
 from kvsm.identity import KeptPools, PoolIdentity
 from kvsm.ids import unpack
@@ -55,6 +56,8 @@ _CUTS = (0.3, 0.6, 0.9)
 """Where the last segment of a log is cut off, or zeros begin, as fractions of its length."""
 
 FILES = ("log", "pool", "checksums")
+MOST_MOMENTS = 24
+"""The upper limit of the moments of a world."""
 
 
 def _stored(number: int) -> list[Action]:
@@ -85,20 +88,20 @@ def content(key: bytes, weights: str) -> NDArray[np.uint8]:
     return np.frombuffer(blake2b(key + weights.encode(), digest_size=BLOCK_BYTES).digest(), np.uint8)
 
 
-class PoolFile(NamedTuple):
+class PoolContent(NamedTuple):
     """The content of a pool file."""
 
     rows: bytes
     mark: bytes
 
 
-class Moment(NamedTuple):
+class FilesMoment(NamedTuple):
     """The contents of the files after an action. weights: the weights that the log names."""
 
     log: dict[str, bytes]
     weights: str
-    pool: PoolFile
-    checksums: PoolFile
+    pool: PoolContent
+    checksums: PoolContent
 
 
 class Tried(NamedTuple):
@@ -178,7 +181,7 @@ class _Copies:
         return None
 
 
-class Process:
+class RestoredProcess:
     """A process that was started on copies of these files. log: a directory, which the process changes."""
 
     config = CONFIG
@@ -191,8 +194,8 @@ class Process:
             memory = bytearray(mark)
             sizes = PoolSizes(SLOTS, 1, row_bytes)
             held = np.frombuffer(bytearray(rows), np.uint8).reshape(SLOTS, row_bytes)
-            rows = held if row_bytes == CHECKSUM_BYTES else None
-            self._files.append((held, memory, PoolMark(memory, sizes, rows)))
+            sealed = held if row_bytes == CHECKSUM_BYTES else None
+            self._files.append((held, memory, PoolMark(memory, sizes, sealed)))
         (self.host, _, _), (table, _, _) = self._files
         self.device = np.zeros((KEYS, BLOCK_BYTES), np.uint8)
         self.copies = _Copies(self.device, self.host)
@@ -243,64 +246,109 @@ class Process:
             self.core.finish(request)
         return Tried(self.started, good, refused, None)
 
-    def moment(self) -> Moment:
+    def moment(self) -> FilesMoment:
         """Return the present contents of its files."""
-        pool, checksums = (PoolFile(held.tobytes(), bytes(memory)) for held, memory, _ in self._files)
+        pool, checksums = (PoolContent(held.tobytes(), bytes(memory)) for held, memory, _ in self._files)
         log = {path.name: path.read_bytes() for path in sorted(self._log.glob("*.kvsm"))}
-        return Moment(log, self.core.ledger.weights, pool, checksums)
+        return FilesMoment(log, self.core.ledger.weights, pool, checksums)
+
+
+class RestoredOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of a world of restored files. Raises `ConfigError`.
+
+    moments: the number of moments after which no action is left. The number of starts grows with its cube.
+    """
+
+    moments: int = 10
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.moments <= MOST_MOMENTS:
+            raise ConfigError(f"moments is {self.moments}; it must be from 1 to {MOST_MOMENTS}")
+
+
+def draw_restored_options(random: Random) -> RestoredOptions:
+    """Draw the length of a life."""
+    return RestoredOptions(moments=random.randint(4, 12))
 
 
 class RestoredWorld:
-    """A `World`. `counts`: (the older files, or the damage to the log; the outcome) -> number of starts."""
+    """A `World`; worlds with the same options and actions are equal.
+
+    `counts`: (the older files, or the damage to the log; the outcome) -> number of starts.
+    """
 
     events: tuple[OffloadingEvent, ...] = ()
     """Empty: each process has its own log, on disk."""
     check_every = 1
 
-    def __init__(self) -> None:
+    def __init__(self, options: RestoredOptions) -> None:
+        self.options = options
         place = world_directory()
         weakref.finalize(self, place.cleanup)
-        self._place, self._numbers = Path(place.name), count()
+        self._place, self._names = Path(place.name), count()
         self.counts: Counter[tuple[str, str]] = Counter()
         self._weights = 1
         blank = (
             (bytes(SLOTS * BLOCK_BYTES), bytes(MARK_BYTES)),
             (bytes(SLOTS * CHECKSUM_BYTES), bytes(MARK_BYTES)),
         )
-        self.process = Process(self._new_log({}), *blank, "v1")
+        self.process = RestoredProcess(self._new_log({}), *blank, "v1")
         self.moments = [self.process.moment()]
         self._tried: set[tuple[int, int, int, str]] = set()
 
     # What may happen.
 
+    def __del__(self) -> None:
+        process: RestoredProcess | None = getattr(self, "process", None)
+        if process is not None:
+            leave_log(process.core)
+
     def actions(self) -> list[Action]:
-        last = range(len(self.moments))
-        stores: list[Action] = [("store", number) for number in range(KEYS)]
-        restores: list[Action] = [("restore", *moments) for moments in product(last, repeat=len(FILES))]
-        return [*stores, ("copy",), ("report",), ("step",), ("reset",), ("end", 0), ("end", 1), *restores]
+        return [
+            (name, *numbers)
+            for name, bounds in self._numbers().items()
+            for numbers in product(*map(range, bounds))
+        ]
 
     def draw(self, random: Random) -> Action:
+        """Draw an action. Raises `IndexError` if none is left."""
+        if len(self.moments) >= self.options.moments:
+            raise IndexError("no action is left")
         (name,) = random.choices([*_LIKELY], [*_LIKELY.values()])
         if name == "restore":
             return (name, *(random.randrange(len(self.moments)) for _ in FILES))
-        return random.choice([action for action in self.actions() if action[0] == name])
+        return random.choice([(name, *numbers) for numbers in product(*map(range, self._numbers()[name]))])
 
     def do(self, action: Action) -> bool:
         name, *numbers = action
-        done = bool(getattr(self, f"_do_{name}")(*numbers))
-        if done:
-            self._try_all()
+        bounds = self._numbers().get(str(name))
+        if bounds is None or len(numbers) != len(bounds):
+            return False
+        if not all(0 <= int(number) < bound for number, bound in zip(numbers, bounds)):
+            return False
+        with silent():
+            done = bool(getattr(self, f"_do_{name}")(*numbers))
+            if done:
+                self._try_all()
         return done
+
+    def _numbers(self) -> dict[str, tuple[int, ...]]:
+        """Kind of action -> the exclusive upper bound of each of its numbers; empty if no action is left."""
+        count = len(self.moments)
+        if count >= self.options.moments:
+            return {}
+        alone = dict.fromkeys(("copy", "report", "step", "reset"), ())
+        return {"store": (KEYS,), "end": (2,), "restore": (count,) * len(FILES), **alone}
 
     def live(self, actions: Iterable[Action]) -> None:
         """Do these actions, each of which must be possible."""
         for action in actions:
             assert self.do(action), action
 
-    def walk(self, seed: int, moments: int) -> None:
-        """Take random actions until there are this many moments."""
+    def walk(self, seed: int) -> None:
+        """Take random actions until none is left."""
         random = Random(seed)
-        while len(self.moments) < moments:
+        while len(self.moments) < self.options.moments:
             self.do(self.draw(random))
 
     def _do_store(self, number: int) -> bool:
@@ -336,18 +384,16 @@ class RestoredWorld:
 
     def _do_restore(self, log: int, pool: int, checksums: int) -> bool:
         """The process is killed, and its files are put back."""
-        if max(log, pool, checksums) >= len(self.moments):
-            return False
         leave_log(self.process.core)
         self._begin(self.moments[log], self.moments[pool], self.moments[checksums])
         return True
 
-    def _begin(self, log: Moment, pool: Moment, checksums: Moment) -> None:
+    def _begin(self, log: FilesMoment, pool: FilesMoment, checksums: FilesMoment) -> None:
         directory = self._new_log(log.log)
-        self.process = Process(directory, pool.pool, checksums.checksums, log.weights)
+        self.process = RestoredProcess(directory, pool.pool, checksums.checksums, log.weights)
 
     def _new_log(self, log: dict[str, bytes]) -> Path:
-        directory = self._place / f"{next(self._numbers)}" / "log"
+        directory = self._place / f"{next(self._names)}" / "log"
         directory.mkdir(parents=True, mode=0o700)
         for name, written in log.items():
             (directory / name).write_bytes(written)
@@ -384,9 +430,13 @@ class RestoredWorld:
         self._tried.add((*files, log.weights))
         return len(self._tried) > before
 
-    def _try(self, log: Moment, pool: Moment, checksums: Moment) -> Tried:
+    def reached(self) -> list[str]:
+        """The outcomes of starts, for the corpus."""
+        return sorted(f"{older}: {outcome}" for older, outcome in self.counts)
+
+    def _try(self, log: FilesMoment, pool: FilesMoment, checksums: FilesMoment) -> Tried:
         directory = self._new_log(log.log)
-        process = Process(directory, pool.pool, checksums.checksums, log.weights)
+        process = RestoredProcess(directory, pool.pool, checksums.checksums, log.weights)
         with closing(process.core):
             tried = process.serve_all()
         rmtree(directory.parent)
