@@ -38,6 +38,7 @@ import numpy as np
 
 from kvsm.check.worlds.memory_marks import memory_marks
 from kvsm.check.worlds.restart_world import leave_log
+from kvsm.check.worlds.simulated_disk import SimulatedDisk
 from kvsm.check.worlds.tier_requests import TierRequests
 from kvsm.check.worlds.world import Action
 from kvsm.check.worlds.world_files import silent, world_directory
@@ -194,6 +195,8 @@ class EraWorld:
             for number in range(options.ranks)
         ]
         weakref.finalize(self, _end, self.ranks, place)
+        self._simulated = SimulatedDisk()
+        """Under the files of all ranks. It loses nothing here."""
         self.lives = False
         self._pool, self._marks = 1, memory_marks(options.ranks)
         self.weights, self.epoch, self._last_epoch = WEIGHTS[0], 0, 0
@@ -202,7 +205,8 @@ class EraWorld:
         self._promised: set[bytes] = set()
         """Keys that the next process must find on the disk, if it has the weights of `on_disk`."""
         self._now = 0
-        self._do_start(0, 0, 0)
+        with self._simulated.attached():
+            self._do_start(0, 0, 0)
 
     def __del__(self) -> None:
         if getattr(self, "lives", False):
@@ -263,7 +267,7 @@ class EraWorld:
         if len(numbers) != len(ranges) or not all(0 <= int(n) < most for n, most in zip(numbers, ranges)):
             return False
         before = set(self.disk.ledger.index) if self.lives else set()
-        with silent():
+        with silent(), self._simulated.attached():
             done = bool(move(*map(int, numbers)))
         if done and self.lives:
             # A key that left the disk was evicted, or its load failed.

@@ -45,13 +45,14 @@ def are_aligned(rows: NDArray[np.uint8]) -> bool:
 
 
 def use_direct(descriptor: int, use: bool) -> bool:
-    """Turn direct I/O of an open file on or off. Returns whether it is on: a file system may refuse it, and a
-    disk may require a larger alignment."""
+    """Turn direct I/O of an open file on or off. Returns whether it is on: a system may lack it, a file
+    system may refuse it, and a disk may require a larger alignment."""
+    direct = getattr(os, "O_DIRECT", 0)
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
-    if use:
+    if use and direct:
         with suppress(OSError):
-            fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_DIRECT)
+            fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | direct)
             read_at(descriptor, aligned_memory(ALIGNMENT), 0)
             return True
-    fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
+    fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~direct)
     return False

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import os
+from contextlib import suppress
+from pathlib import Path
 from random import Random
 
 import pytest
 
 from kvsm.check.walks.targets import draw_case
+from kvsm.check.worlds import world_files
 from kvsm.check.worlds.disk_world import DiskWorld, DiskWorldOptions
 from kvsm.errors import ConfigError
 from kvsm.tiers.disk import FlushPolicy
@@ -40,3 +45,33 @@ def test_a_flush_that_depends_on_a_clock_is_refused() -> None:
     """It would not be repeatable."""
     with pytest.raises(ConfigError, match="depends on a clock"):
         DiskWorldOptions(flush=FlushPolicy.INTERVAL)
+
+
+@pytest.mark.parametrize("target", ["disk", "eras", "restarts", "restored", "log"])
+def test_a_world_of_files_needs_no_call_that_only_linux_has(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on macOS, where a walk of all targets must not fail."""
+    for name in ("O_DIRECT", "fdatasync", "posix_fallocate"):
+        monkeypatch.delattr(os, name)
+    world, random = draw_case(target, Random(1)).make(), Random(1)
+    with suppress(IndexError):  # no action is left
+        for _ in range(30):
+            world.do(world.draw(random))
+    world.check()
+
+
+@pytest.mark.parametrize("target", ["disk", "eras", "restarts", "restored", "log"])
+def test_a_world_of_files_leaves_none(target: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Neither a directory nor an open file, also if it ends in the middle of a life."""
+    monkeypatch.setattr(world_files, "IN_MEMORY", str(tmp_path))
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    world, random = draw_case(target, Random(2)).make(), Random(2)
+    for _ in range(3):
+        world.do(world.draw(random))
+    assert [*tmp_path.iterdir()]
+    del world
+    gc.collect()
+    assert not [*tmp_path.iterdir()]
+    assert len(os.listdir("/proc/self/fd")) <= before
