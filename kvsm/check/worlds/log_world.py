@@ -27,7 +27,7 @@ import msgspec
 
 from kvsm.check.worlds.simulated_disk import SimulatedDisk
 from kvsm.check.worlds.world import Action
-from kvsm.check.worlds.world_files import world_directory
+from kvsm.check.worlds.world_files import without_directory, world_directory
 from kvsm.core.log import LogDirectory, LogEnd, LogReader, LogWriter, WholeState, find_end
 from kvsm.core.log.log_thread import _serve
 from kvsm.errors import ConfigError, LogDamaged, LogError, LogWriteFailed, PropertyBroken
@@ -228,8 +228,9 @@ class FailingLogWorld:
             call(self._writer)
         except LogWriteFailed as failure:
             if not self._disk.failed:
+                what = without_directory(failure, self._root)
                 raise PropertyBroken(
-                    Property.PROGRESS, f"the log stops without a reason: {failure}"
+                    Property.PROGRESS, f"the log stops without a reason: {what}"
                 ) from failure
             self._stopped = True
             return False
@@ -320,7 +321,8 @@ class FailingLogWorld:
                 for batch in segment.batches():
                     events += batch
         except LogDamaged as error:
-            message = f"the log is damaged after {len(events)} events, without a report: {error}"
+            what = without_directory(error, self._root)
+            message = f"the log is damaged after {len(events)} events, without a report: {what}"
             raise PropertyBroken(Property.EVENTS_ARE_STATE, message) from error
         gaps = {seq for first, last in reader.gaps for seq in range(first, last + 1)}
         return _ReadLog(events, gaps, reader.end, reader.broken_from)
@@ -338,7 +340,7 @@ class FailingLogWorld:
             except LogError as error:
                 claimed.close()
                 if found.end is not LogEnd.BROKEN:
-                    message = f"the log cannot be continued: {error}"
+                    message = f"the log cannot be continued: {without_directory(error, self._root)}"
                     raise PropertyBroken(Property.PROGRESS, message) from error
         if where is None:
             self._log = self._new_place() if found is not None else self._log

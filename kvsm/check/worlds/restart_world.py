@@ -22,7 +22,7 @@ import msgspec
 
 from kvsm.check.worlds.memory_marks import memory_marks
 from kvsm.check.worlds.world import Action
-from kvsm.check.worlds.world_files import silent, world_directory
+from kvsm.check.worlds.world_files import silent, without_directory, world_directory
 from kvsm.core.ledger import readable_keys
 from kvsm.core.log import LogReader, LogWriter
 from kvsm.core.offloader import Offloader
@@ -239,8 +239,9 @@ class RestartWorld:
             for batch in LogReader(self._log).batches():
                 seen += len(batch)
         except LogError as error:
+            what = without_directory(error, self._log.parent)
             raise PropertyBroken(
-                Property.EVENTS_ARE_STATE, f"the log ends after {seen} events: {error}"
+                Property.EVENTS_ARE_STATE, f"the log ends after {seen} events: {what}"
             ) from error
 
     # What must hold.

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
@@ -17,6 +18,11 @@ _LOGGERS = ("kvsm", "kvsm.tiers.disk")
 def world_directory() -> TemporaryDirectory[str]:
     """Create the directory of one world. It is removed with the returned object."""
     return TemporaryDirectory(prefix="kvsm-world-", dir=IN_MEMORY)
+
+
+def without_directory(error: Exception, directory: Path) -> str:
+    """Return the text of an error without the name of a world's directory, which no other run has."""
+    return str(error).replace(f"{directory}/", "")
 
 
 @contextmanager

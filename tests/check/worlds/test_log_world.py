@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kvsm.check.worlds.log_world import FailingLogWorld, LogWorldOptions
 from kvsm.check.worlds.world import Action
+from kvsm.core.log import frames, reader
+from kvsm.errors import PropertyBroken
 
 SYNCED = LogWorldOptions()
 
@@ -42,3 +46,17 @@ def test_a_new_life_cuts_the_torn_end_before_a_segment_without_events() -> None:
         for action in (*actions, ("lose_power", which), ("start",)):
             assert world.do(action), action
         assert world.do(("close",))
+
+
+def test_a_finding_names_no_directory_of_its_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the same seed writes the same failure."""
+    monkeypatch.setattr(frames, "decode_mark", lambda _data: None)
+    monkeypatch.setattr(reader, "decode_mark", lambda _data: None)
+    messages = set()
+    for _ in range(2):
+        world = FailingLogWorld(LogWorldOptions())
+        with pytest.raises(PropertyBroken) as caught:
+            world.do(("kill",))
+        messages.add(caught.value.message)
+    assert len(messages) == 1
+    assert "log-1/00000000000000000001.kvsm" in messages.pop()
