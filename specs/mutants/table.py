@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mutants import MUTANTS
+from mutants.alone import FOUND_ALONE
 from mutants.found import FOUND, MISSED, Need
 
 README = Path(__file__).with_name("README.md")
@@ -17,7 +18,7 @@ _BLOCK = re.compile(r"(<!-- written: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 def readme() -> str:
     """README.md with its written blocks as they must be. `write_docs` writes it."""
-    blocks = {"score": _score(), "found": _found(), "missed": _missed()}
+    blocks = {"score": _score(), "alone": _alone(), "found": _found(), "missed": _missed()}
     text = README.read_text(encoding="utf-8")
     return _BLOCK.sub(lambda block: f"{block[1]}{blocks[block[2]]}{block[3]}", text)
 
@@ -32,6 +33,22 @@ def _score() -> str:
     rows += [
         f"| {area} | {count} | {found[area]} | {percent(found[area], count)} |\n"
         for area, count in of_area.items()
+    ]
+    return "".join(rows)
+
+
+def _alone() -> str:
+    """Return how many mutants the targets of `kvsm fuzz` find by themselves, with each seed."""
+    figures = " and ".join(f"{len(found)} with seed {seed}" for seed, found in FOUND_ALONE.items())
+    rows = [
+        f"**Of {len(MUTANTS)}, targets of `kvsm fuzz` alone find at least {figures}.**\n",
+        f"\n| target | {' | '.join(f'found with seed {seed}' for seed in FOUND_ALONE)} |\n",
+        f"| --- |{' --: |' * len(FOUND_ALONE)}\n",
+    ]
+    by_target = [Counter(one.target for one in found.values()) for found in FOUND_ALONE.values()]
+    rows += [
+        f"| {target} | {' | '.join(str(counts[target]) for counts in by_target)} |\n"
+        for target in dict.fromkeys(target for counts in by_target for target in counts)
     ]
     return "".join(rows)
 

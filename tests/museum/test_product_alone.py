@@ -8,6 +8,7 @@ from museum.alone import ALONE, AloneBy
 from museum.product_alone import (
     CHECK,
     CPU_SECONDS,
+    RUNS,
     SCOPES,
     SEEDS,
     Tried,
@@ -21,9 +22,10 @@ from museum.search import CLEAN
 
 from examples import of_today
 from kvsm.check.scopes.models import MODELS
+from kvsm.check.walks.targets import TARGETS
 from kvsm.properties import Property
 
-FUZZ = fuzz(SEEDS[0])
+FUZZ = fuzz("core", SEEDS[0])
 COMMANDS = commands_of(SEEDS[0])
 BY_TEXT = {shown(command): command for command in COMMANDS}
 
@@ -44,19 +46,25 @@ def test_each_row_names_an_exhibit_and_one_of_the_commands() -> None:
 
 def test_commands_run_nothing_of_the_museum() -> None:
     """A world of the museum would be an import path, as `museum.disk_world:drawn`."""
-    assert {command[:3] for command in COMMANDS if command not in SCOPES} == {FUZZ[:3], CHECK[:3]}
+    walks = [command for command in COMMANDS if command[0] == "fuzz"]
+    assert [command[2] for command in walks] == [*RUNS]
+    assert {*COMMANDS} - {*walks, *SCOPES} == {CHECK}
     assert all(command[3] in MODELS[command[1]].scopes for command in SCOPES)
     assert not any("museum" in part for command in COMMANDS for part in command)
 
 
+def test_each_target_is_walked() -> None:
+    assert {*RUNS} == {*TARGETS}
+
+
 @pytest.mark.parametrize("id", ["B10", "B21"])
 def test_a_bug_that_shows_quickly_is_found_as_pinned(id: str) -> None:
-    assert seen(tried(id, FUZZ)) == pinned(ALONE[id])
+    assert seen(tried(id, BY_TEXT[ALONE[id].command])) == pinned(ALONE[id])
 
 
 def test_a_command_that_uses_too_much_time_has_found_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("museum.product_alone.CPU_SECONDS", 1)
-    result = in_a_process("B49", FUZZ)
+    result = in_a_process(CLEAN, FUZZ)
     assert (result.cut, result.property) == (True, "")
     assert CPU_SECONDS > 1
 

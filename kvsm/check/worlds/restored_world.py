@@ -80,6 +80,7 @@ the same key in two branches, under different weights."""
 
 
 def key_of(number: int) -> bytes:
+    """Return the key with this number."""
     return b"key %d" % number + bytes(4)
 
 
