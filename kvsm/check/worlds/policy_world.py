@@ -77,6 +77,7 @@ class PolicyWorld:
         self._gone: list[bytes] = []
         """Keys that left the host, the latest last."""
         self._made = 0
+        self._reached: set[str] = set()
 
     # What may happen.
 
@@ -95,6 +96,8 @@ class PolicyWorld:
             return False
         size = int(numbers[0])
         done = size > 0 and bool(getattr(self, f"_do_{name}")(*numbers))
+        some = "many" if size > SMALL else "few"
+        self._reached.add(f"{self._name}: {name} of {some} blocks: {'done' if done else 'impossible'}")
         if len(self._policy) != len(self._idle):
             message = f"the policy orders {len(self._policy)} blocks, but {len(self._idle)} are idle"
             raise PropertyBroken(Property.CONSERVATION, message)
@@ -223,6 +226,10 @@ class PolicyWorld:
         if self._used:
             return ("end_use", len(self._used), 0)
         return ("evict", len(self._idle), 0, 0) if self._idle else None
+
+    def reached(self) -> list[str]:
+        """What was done with this policy, for the corpus."""
+        return sorted(self._reached)
 
     def describe(self) -> dict[str, str]:
         counts = {"free": self._free, "idle": self._idle, "in use": self._used}
