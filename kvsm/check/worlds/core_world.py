@@ -24,6 +24,7 @@ from kvsm.check.worlds.core_offers import OfferActions
 from kvsm.check.worlds.core_options import LIVE, OVER, CoreOptions, action_kinds
 from kvsm.check.worlds.core_requests import RequestActions
 from kvsm.check.worlds.describing import describe_ledger
+from kvsm.check.worlds.metric_oracles import check_metrics
 from kvsm.check.worlds.world import Action
 from kvsm.core.ledger import Ledger
 from kvsm.core.ledger.invariants import Violation, check_ledger, check_rest
@@ -31,6 +32,7 @@ from kvsm.core.ledger.snapshot import digest
 from kvsm.core.offloader import Offloader
 from kvsm.errors import PropertyBroken
 from kvsm.events import OffloadingEvent
+from kvsm.explain.metrics import Metrics
 from kvsm.ids import to_list
 from kvsm.properties import Property
 
@@ -221,8 +223,11 @@ class CoreWorld:
 
     def _check_fold(self) -> None:
         folded = Ledger(self.core.config)
+        metrics = Metrics(folded)
         for event in self.events:
             folded.apply(event)
+            metrics.append(event)
+        check_metrics(metrics, self.events)
         if digest(folded) != digest(self.core.ledger):
             raise PropertyBroken(Property.EVENTS_ARE_STATE, "the log folds to another state")
 

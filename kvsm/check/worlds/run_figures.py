@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, cast
 import msgspec
 
 from kvsm import events as ev
+from kvsm.check.worlds.metric_oracles import check_metrics
 from kvsm.core.ledger import Ledger
 from kvsm.core.plan import TransferJob, WorkerReport
 from kvsm.errors import PropertyBroken
@@ -206,6 +207,7 @@ def _figures(config: OffloadConfig, log: Sequence[OffloadingEvent]) -> dict[str,
     for event in log:
         extractor.follow(ledger, event)
         metrics.append(event)
+    check_metrics(metrics, log)
     extractor.write_unfinished()
     return {
         "metrics": _of_metrics(metrics.values()),
