@@ -57,14 +57,20 @@ def check_comes_up(world: TwoTierWorld) -> None:
         # A request that may not wait asks a second time.
         for _ in range(2):
             after.do(("ask", number))
-            for _ in range(_MOST_STEPS):
-                if (action := after.wind_down()) is None:
-                    break
-                after.do(action)
+            _come_to_rest(after)
         lacking = [key for key in expected if key not in after.rest.used]
         if lacking:
             message = f"the disk has {expected} of a prompt after a kill, and {lacking[0]!r} is not served"
             raise PropertyBroken(Property.STORED_SO_SERVED, message)
+
+
+def _come_to_rest(world: TwoTierWorld) -> None:
+    for _ in range(_MOST_STEPS):
+        if (action := world.wind_down()) is None:
+            return
+        world.do(action)
+    message = f"{_MOST_STEPS} steps after a prompt was asked of the next process, it is not at rest"
+    raise PropertyBroken(Property.PROGRESS, message)
 
 
 def _is_damaged(world: TwoTierWorld, keys: Sequence[bytes]) -> bool:

@@ -78,3 +78,11 @@ def test_the_cases_of_the_checks_arise() -> None:
     assert walk(drawn, 1, runs=20).failure is None
     counted = {case for tried, case in taken_counts() if tried is Property.STORED_SO_SERVED}
     assert counted == {"prompts that the disk has after a kill", "requests that wait for the disk"}
+
+
+def test_a_process_that_does_not_come_to_rest_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Progress (S9): the world states how many steps a prompt of the next process may take, and asks."""
+    monkeypatch.setattr("kvsm.check.worlds.tier_served._MOST_STEPS", 1)
+    failure = walk(drawn, seed=1, runs=8).failure
+    assert failure is not None
+    assert failure.finding.property is Property.PROGRESS
