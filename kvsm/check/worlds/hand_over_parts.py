@@ -18,7 +18,7 @@ from kvsm.core.offloader import Offloader
 from kvsm.core.plan import ImportJob
 from kvsm.core.scheduler.tracked import TrackedRequest
 from kvsm.errors import PropertyBroken
-from kvsm.events import OffloadConfig
+from kvsm.events import OffloadConfig, TransfersSubmitted
 from kvsm.ids import to_list
 from kvsm.properties import Property
 from kvsm.tiers.hand_over.leases import LeaseTable
@@ -58,6 +58,22 @@ class HostCopy(msgspec.Struct):
     waiting: list[int]
 
 
+class LeavingLog(MemoryLog):
+    """A log that knows which events are written. written: the number of the last one."""
+
+    written = 0
+
+    def flush(self) -> None:
+        """Count all events so far as written."""
+        self.written = self[-1].seq if self else 0
+
+    def check_leaving(self, engine: str) -> None:
+        """Check that the submission of jobs that leave now is written. Raises `PropertyBroken`."""
+        if any(isinstance(event, TransfersSubmitted) and event.seq > self.written for event in self):
+            message = f"jobs leave for the ranks of the {engine} engine, and its written log does not say so"
+            raise PropertyBroken(Property.EVENTS_ARE_STATE, message)
+
+
 class SmallHost:
     """An engine reduced to what hand-overs need: the real core, and the content of its host pool on each
     rank.
@@ -70,7 +86,7 @@ class SmallHost:
     """
 
     def __init__(self, config: OffloadConfig) -> None:
-        self.log = MemoryLog()
+        self.log = LeavingLog()
         self.core = Offloader(config, self.log, clock_ns=lambda: 0)
         self.cells: list[list[Piece | None]] = [
             [None] * (config.host_blocks * config.blocks_per_chunk) for _ in range(config.workers)

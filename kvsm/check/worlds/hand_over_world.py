@@ -14,10 +14,11 @@ a decode engine could not detect it.
 Checked after each action: each block that an engine serves holds its own bytes on every rank (publish after
 commit, S2); hand-overs pin at most their share of the pool, and each hand-over that waits has a block that is
 being stored (progress, S9); a stranger changes no hand-over (a match holds what it counts, S7); after the
-prefill engine has looked, no lease is left whose time is up (one release per hold, S4). `check` adds the
-ledgers' own properties. When no request, copy or question is left, a hand-over that has had a reader pins
-nothing any more (one release per hold, S4); at rest nothing is left in either engine (progress, S9), and both
-logs fold to the present state (events are state, S10).
+prefill engine has looked, no lease is left whose time is up (one release per hold, S4); jobs that leave for
+the ranks of the decode engine are in its written log (events are state, S10). `check` adds the ledgers' own
+properties. When no request, copy or question is left, a hand-over that has had a reader pins nothing any more
+(one release per hold, S4); at rest nothing is left in either engine (progress, S9), and both logs fold to the
+present state (events are state, S10).
 
 Left out: threads and sockets, which `ModelChannel` replaces, and the device.
 """
@@ -448,6 +449,8 @@ class HandOverWorld:
         """The decode engine steps: it reads the answers, and sends import jobs to its ranks."""
         offered = self._offered()
         jobs, reports = self.incoming.look()
+        if jobs:
+            self.decode.log.check_leaving("decode")
         self.channel.check_given_back(offered)
         for job in jobs:
             if not 0 <= min(to_list(job.source_blocks)) <= max(to_list(job.source_blocks)) < IDS_END:

@@ -20,6 +20,7 @@ from kvsm.check.walks.walk import walk
 from kvsm.check.worlds.hand_over_options import HandOverWorldOptions, draw_hand_over_options
 from kvsm.check.worlds.hand_over_world import HandOverWorld
 from kvsm.check.worlds.world import Action
+from kvsm.core.offloader import transferring
 from kvsm.errors import ConfigError
 from kvsm.events import StorePlanned
 from kvsm.properties import Property
@@ -208,6 +209,11 @@ def end_one_lease_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, LeaseTable.expire, "while self._first_is_overdue():", "if self._first_is_overdue():")
 
 
+def let_imports_leave_unwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs leave for the ranks before the log says so."""
+    plant(monkeypatch, transferring.submit, "core.flush_log(LogFlush.JOBS_LEAVE)", "pass")
+
+
 def copy_from_slots_that_no_pool_has(monkeypatch: pytest.MonkeyPatch) -> None:
     """A decode engine does not check the slot numbers of a prefill engine."""
     plant(monkeypatch, IncomingHandOvers._why_unfit, "if group.slots and not", "if False and not")
@@ -288,6 +294,7 @@ def wait_for_the_wrong_store(monkeypatch: pytest.MonkeyPatch) -> None:
         (had_is_given_up, "S10", 16),
         (count_one_rank, "S2 S9", 1),
         (end_one_lease_at_a_time, "S4", 1),
+        (let_imports_leave_unwritten, "S10", 1),
         (pin_without_bound, "S9", 26),
         (forget_what_others_pin, "S9", 31),
         (hand_over_more_than_the_share, "S9", 18),
