@@ -370,6 +370,7 @@ CHECKERS = (
                 "disk",
                 "dead-submitters",
                 "closed-twice",
+                "disk-interval",
             )
         )
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mutants.adapting import ADAPTING
 from mutants.checking import CHECKING
+from mutants.durable import DURABLE
 from mutants.folding import FOLDING
 from mutants.hits import HITS
 from mutants.logs import LOGS
@@ -19,6 +20,7 @@ MUTANTS: dict[str, Mutant] = {
     for area in (
         *(SCHEDULING, OFFLOADING, FOLDING, TIERING, SAVING, LOGS, CHECKING, ADAPTING, VLLM_ADAPTING),
         HITS,
+        DURABLE,
     )
     for one in area
 }

@@ -183,8 +183,8 @@ FOUND = {
     "M117": FoundBy(WORKERS, Property.CORRECT_BYTES, 2),
     "M118": FoundBy(THREADS, Property.FAILURE_IS_NOT_SUCCESS, 10),
     "M119": FoundBy(THREADS, Property.COPY_ORDER, 5),
-    "M120": FoundBy(HAND_OVER, Property.PUBLISH_AFTER_COMMIT, 39),
-    "M121": FoundBy(LOADING, Property.PUBLISH_AFTER_COMMIT, 30),
+    "M120": FoundBy(HAND_OVER, Property.PUBLISH_AFTER_COMMIT, 36),
+    "M121": FoundBy(LOADING, Property.PUBLISH_AFTER_COMMIT, 43),
     "M124": FoundBy(VLLM_LIVES, Property.COPY_ORDER, 4),
     "M125": FoundBy(VLLM_LIVES, Property.CORRECT_BYTES, 4),
     "M126": FoundBy(VLLM_LIVES, Property.PROGRESS, 2),
@@ -198,6 +198,10 @@ FOUND = {
     "M134": FoundBy(LAYERS, Property.STORED_SO_SERVED, 10),
     "M135": FoundBy(AUDITED_SERVING, Property.STORED_SO_SERVED, 36),
     "M136": FoundBy(LAYERS, Property.STORED_ONCE, 46),
+    "M150": FoundBy(THREADS, Property.FAILURE_IS_NOT_SUCCESS, 16),
+    "M151": FoundBy(FAILING_LOG, Property.EVENTS_ARE_STATE, 25),
+    "M152": FoundBy(HAND_OVER, Property.ONE_RELEASE_PER_HOLD, 5),
+    "M153": FoundBy(CORE, Property.EVENTS_ARE_STATE, 9),
 }
 
 MISSED = {

@@ -41,7 +41,9 @@ def museum(*arguments: str) -> Result:
 
 
 def test_mutants_are_numbered_each_with_its_story_and_what_shows_it() -> None:
-    assert list(MUTANTS) == [f"M{number:02}" for number in range(1, len(MUTANTS) + 1)]
+    numbers = [int(id[1:]) for id in MUTANTS]
+    assert numbers == sorted(set(numbers))
+    assert list(MUTANTS) == [f"M{number:02}" for number in numbers]
     for one in MUTANTS.values():
         assert one.story.endswith("."), one.id
         assert one.shows_when.endswith("."), one.id

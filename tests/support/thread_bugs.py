@@ -287,17 +287,11 @@ BUGS = (
         (Edit(f"{_DISK}._end_piece", "self._forget(transfer)", "pass"),),
     ),
     ThreadBug(
-        "a store is good although a flush failed while it was written",
+        "M150: a store is good although a flush failed while it was written",
         "disk-interval",
         Property.FAILURE_IS_NOT_SUCCESS,
         1,
-        (
-            Edit(
-                f"{_DISK}._end_piece",
-                'lost = "" if error or transfer.error else self._lost(transfer)',
-                'lost = ""',
-            ),
-        ),
+        MUTANTS["M150"].edits,
     ),
     ThreadBug(
         "stores are flushed when the engine is closed, and never before",
