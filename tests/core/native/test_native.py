@@ -148,7 +148,7 @@ def test_resets_are_folded_alike(examples: int) -> None:
 
 def fold_resets(seed: int, policy: str) -> None:
     random = Random(seed)
-    slots = random.choice((5, 64, 70, 128, 200))
+    slots = random.choice((5, 64, 70, 128, 200, 700))
     config = OffloadConfig(
         host_blocks=slots, device_blocks=4096, workers=2, policy=policy, max_live_transfers=8
     )

@@ -261,3 +261,84 @@ def test_a_listener_that_uses_its_ledger_is_refused() -> None:
     core.complete_store(job.transfer)
     assert len(refusals) == 2
     assert ledger.readable(0)
+
+
+# A packer of worlds.
+
+
+class _Part:
+    def __init__(self, **fields: Any) -> None:
+        vars(self).update(fields)
+
+
+class _Slotted:
+    """Its `__dict__` is no dict."""
+
+    __dict__ = property(lambda _: 5)  # type: ignore[assignment]
+
+
+class _Taken:
+    """A class whose `take` is Python code."""
+
+
+def packer(take: Callable[[Any], Any] = lambda _: (), part: type = _Part, make: Any = _Taken) -> Any:
+    return native.PackerBody(((part, {}, ("value",)),), ((_Taken, take, make),), ())
+
+
+def test_a_part_without_its_field_is_not_saved() -> None:
+    with pytest.raises(AttributeError, match="value"):
+        packer().pack((_Part(other=1),))
+
+
+def test_a_part_whose_fields_are_no_dict_is_not_saved() -> None:
+    with pytest.raises(TypeError, match="the fields of a part are a dict"):
+        packer(part=_Slotted).pack((_Slotted(),))
+
+
+def test_a_dict_that_changes_while_it_is_saved_is_refused() -> None:
+    changed: dict[int, Any] = {1: _Taken()}
+    with pytest.raises(RuntimeError, match="a dict was changed while it was saved"):
+        packer(lambda _: changed.update({2: 2}) or ()).pack((_Part(value=changed),))
+    with pytest.raises(RuntimeError, match="a dict was changed while it was saved"):
+        packer(lambda _: changed.clear() or ()).pack((_Part(value=changed),))
+
+
+def test_a_packer_saves_one_world_at_a_time() -> None:
+    made: list[Any] = []
+    made.append(packer(lambda _: made[0].pack((_Part(value=1),))))
+    with pytest.raises(RuntimeError, match="this packer saves or loads another world"):
+        made[0].pack((_Part(value=_Taken()),))
+    assert made[0].unpack(made[0].pack((_Part(value=7),)))[0].value == 7
+
+
+def test_a_failure_in_a_key_leaves_its_value() -> None:
+    """The value was held while the key was saved."""
+    value = [1]
+    before = sys.getrefcount(value)
+
+    def take(_: Any) -> Any:
+        raise KeyError("no")
+
+    for _ in range(3):
+        with pytest.raises(KeyError):
+            packer(take).pack((_Part(value={_Taken(): value}),))
+    assert sys.getrefcount(value) == before
+
+
+def test_what_makes_no_objects_is_not_loaded() -> None:
+    frozen = type(NativeSlotQueue(1).frozen_part())
+    with pytest.raises(TypeError, match="makes no objects"):
+        packer(part=frozen).unpack(bytes(2))
+
+
+def test_fields_without_values_are_not_loaded() -> None:
+    """`make` names more fields than `take` has given."""
+    lacking = packer(lambda _: (1,), make=("first", "second"))
+    with pytest.raises(IndexError):
+        lacking.unpack(lacking.pack((_Part(value=_Taken()),)))
+
+
+@pytest.mark.parametrize("rows", [(((1, {}, ()),), ()), (((_Part, {}),), ()), ((), ((_Part, None),))])
+def test_a_packer_of_other_rows_is_not_made(rows: Any) -> None:
+    with pytest.raises(TypeError, match=r"a part is \(class|a kind is \(class"):
+        native.PackerBody(*rows, ())
