@@ -8,9 +8,12 @@ import re
 import subprocess
 import sys
 import tracemalloc
+from array import array
+from collections import OrderedDict
 from collections.abc import Callable
 from itertools import takewhile
 from random import Random
+from sys import getrefcount
 from typing import Any
 
 import msgspec
@@ -348,3 +351,43 @@ def test_a_long_batch_that_is_not_packed_is_folded_too() -> None:
     ):
         ledger.apply(event)
     assert (len(ledger.free), len(ledger.index)) == (32, 0)
+
+
+@pytest.mark.parametrize(
+    "replace",
+    [
+        lambda ledger: setattr(ledger, "generation", array("i", ledger.generation)),
+        lambda ledger: setattr(ledger.blocks, "words", array("q", ledger.blocks.words)),
+        lambda ledger: setattr(ledger.blocks, "totals", array("i", ledger.blocks.totals)),
+        lambda ledger: setattr(ledger.blocks, "totals", array("q", [*ledger.blocks.totals, 0])),
+        lambda ledger: setattr(ledger, "requests", OrderedDict(ledger.requests)),
+    ],
+    ids=["generations", "words", "totals", "more totals", "requests"],
+)
+def test_memory_of_another_kind_is_left_to_python(replace: Callable[[Ledger], None]) -> None:
+    """A test may have made a ledger otherwise."""
+    config = OffloadConfig(host_blocks=4, device_blocks=4)
+    twins = Twins(config)
+    for ledger in (twins.native, twins.python):
+        replace(ledger)
+    for event in (
+        ev.LogOpened(1, 0, 0, config, "", 1),
+        RequestArrived(2, 0, 0, "r"),
+        StorePlanned(3, 0, 0, (("r", 2),), (b"a", b"b"), (0, 1), (0, 1)),
+        ev.TransfersSubmitted(4, 0, 0, (3,)),
+        ev.WorkerReported(5, 0, 0, 3, 0, True),
+        BlocksTouched(6, 0, 0, (0,)),
+        CacheReset(7, 0, 0, 1),
+    ):
+        assert twins.apply(event).error is None
+
+
+@pytest.mark.parametrize(
+    "ids", [[*range(20), None], [*range(20), -1], array("d", range(20)), array("q", [-1] * 20)]
+)
+def test_what_is_no_batch_of_ids_is_left_to_python(ids: Any) -> None:
+    """Python packs it, or refuses it. `None` keeps its references."""
+    before = getrefcount(None)
+    for _ in range(100):
+        assert native.pack_ids(ids) is None
+    assert getrefcount(None) < before + 50
