@@ -391,3 +391,24 @@ def test_what_is_no_batch_of_ids_is_left_to_python(ids: Any) -> None:
     for _ in range(100):
         assert native.pack_ids(ids) is None
     assert getrefcount(None) < before + 50
+
+
+def test_a_load_of_pins_that_were_voided_is_refused_alike() -> None:
+    """Correct bytes (S15): the slots have other blocks now, which another request holds."""
+    config = OffloadConfig(host_blocks=2, device_blocks=4)
+    twins = Twins(config)
+    for event in (
+        ev.LogOpened(1, 0, 0, config, "", 1),
+        StorePlanned(2, 0, 0, (), (b"a", b"b"), (0, 1), (0, 1)),
+        ev.TransfersSubmitted(3, 0, 0, (2,)),
+        ev.WorkerReported(4, 0, 0, 2, 0, True),
+        ev.HitMatched(5, 0, 0, "p", (0, 1), None, 2, 0, 2),
+        CacheReset(6, 0, 0, 1),
+        StorePlanned(7, 0, 0, (), (b"c", b"d"), (0, 1), (0, 1)),
+        ev.TransfersSubmitted(8, 0, 0, (7,)),
+        ev.WorkerReported(9, 0, 0, 7, 0, True),
+        ev.HitMatched(10, 0, 0, "q", (0, 1), None, 2, 0, 2),
+    ):
+        assert twins.apply(event).error is None
+    assert is_refusal(twins.apply(ev.LoadPlanned(11, 0, 0, "p", (0, 1), (2, 3))))
+    assert twins.apply(ev.LoadPlanned(11, 0, 0, "q", (0, 1), (2, 3))).error is None

@@ -210,6 +210,18 @@ def test_a_copy_in_progress_is_right_or_says_that_memory_lacks(seeds: int, alloc
                 assert b"".join(copy.pieces()) == wanted, (moment.event, number)
 
 
+@each_allocator
+@pytest.mark.parametrize("slots", [(0, 21), np.arange(22)], ids=["tuple", "array"])
+def test_which_slots_are_not_stored_is_told_or_refused(slots: Any, allocator: Allocator) -> None:
+    """An array that cannot be looked at without memory is still an array."""
+
+    def make() -> Scene:
+        ledger = matched(Offloader(CONFIG)).ledger
+        return Scene(lambda: list(ledger.not_stored(slots)), lambda: saved(ledger))
+
+    assert fail_each(make, allocator) > 0 or isinstance(allocator, OfC)
+
+
 # A core.
 
 
