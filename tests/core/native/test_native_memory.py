@@ -322,6 +322,13 @@ def packer_scene(use: Callable[[Any, Any], Any]) -> Scene:
     return Scene(lambda: use(packer, (part,)), lambda: packer.pack((part,)))
 
 
+def numbered(count: int) -> _Part:
+    """A part with so many objects, which a packer numbers."""
+    part = _Part()
+    part.value = [b"%d" % number for number in range(count)]
+    return part
+
+
 def round_trip(packer: Any, parts: Any) -> Any:
     return packer.pack(tuple(packer.unpack(packer.pack(parts))))
 
@@ -342,6 +349,7 @@ CONTAINERS: list[Callable[[], Scene]] = [
     *(lambda use=use: queue_scene(use) for use in QUEUE_USES.values()),
     *(lambda use=use: index_scene(use) for name, use in INDEX_USES.items() if name != "enter"),
     lambda: packer_scene(lambda packer, parts: packer.pack(parts)),
+    lambda: packer_scene(lambda packer, _: packer.pack((numbered(300),))),
     lambda: packer_scene(round_trip),
 ]
 """Calls that enter no function in Python: CPython 3.11 itself loses references if it gets no memory for the
