@@ -634,7 +634,7 @@ def main() -> None:
     chosen = options.tests or (area.tests if area else config().pytest_add_cli_args_test_selection)
     options.tests = [*config().pytest_add_cli_args, *chosen]
     os.environ.pop("CI", None)  # with it tests/conftest.py imports kvsm
-    os.environ["KVSM_NATIVE"] = "0"  # the native body has no mutants
+    os.environ["KVSM_NATIVE"] = "0"  # mutate_native.py has the mutants of C
     settings.register_profile("mutation", **QUICK)
     WORK.mkdir(exist_ok=True)
     results: dict[str, dict[str, str]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
