@@ -385,6 +385,41 @@ def test_the_only_request_is_asked_for_what_it_waits() -> None:
     assert (violation.property, violation.requests) == (Property.PROGRESS, ("only",))
 
 
+def more_failed_than_reported(ledger: Ledger) -> None:
+    """No worker has reported the store, both are waited for, and one report counts as bad."""
+    word = TRANSFER_WORDS.encode(TransferState.SUBMITTED, (2, 1))
+    ledger.transfers[submitted_store(ledger)].word = word
+
+
+def listed_as_deferred(ledger: Ledger) -> None:
+    ledger.deferred["writer"] = ledger.requests["writer"]
+
+
+def first_brought_nowhere(ledger: Ledger) -> None:
+    """The first load that was noted names a device block that there is not."""
+    ledger.provenance.brought = {99: key(30), **ledger.provenance.brought}
+
+
+def counts_a_pin_too_many(ledger: Ledger) -> None:
+    write(ledger.blocks, 2, BLOCK_WORDS.encode(BlockState.STORED, (0, 2)))
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (more_failed_than_reported, "0 workers reported, 2 pending, 1 failed"),
+        (listed_as_deferred, "request writer is NEW, and the list of deferred requests says otherwise"),
+        (first_brought_nowhere, "device blocks [99]: not in the pool"),
+        (counts_a_pin_too_many, "(hold it: 0 transfers and 1 matches)"),
+    ],
+)
+def test_a_check_of_several_parts_asks_each(damage: Callable[[Ledger], None], says: str) -> None:
+    ledger = busy_life().core.ledger
+    damage(ledger)
+    (violation,) = check_ledger(ledger)
+    assert says in violation.message
+
+
 def test_two_slots_of_one_key_are_both_named() -> None:
     ledger = busy_life().core.ledger
     ledger.key_of[1] = ledger.key_of[0]
