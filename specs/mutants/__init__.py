@@ -15,14 +15,11 @@ from mutants.scheduling import SCHEDULING
 from mutants.tiering import TIERING
 from mutants.vllm_adapting import VLLM_ADAPTING
 
-MUTANTS: dict[str, Mutant] = {
-    one.id: one
-    for area in (
-        *(SCHEDULING, OFFLOADING, FOLDING, TIERING, SAVING, LOGS, CHECKING, ADAPTING, VLLM_ADAPTING),
-        HITS,
-        DURABLE,
-    )
-    for one in area
-}
+AREAS: tuple[tuple[Mutant, ...], ...] = (
+    *(SCHEDULING, OFFLOADING, FOLDING, TIERING, SAVING, LOGS, CHECKING, ADAPTING, VLLM_ADAPTING),
+    HITS,
+    DURABLE,
+)
+MUTANTS: dict[str, Mutant] = {one.id: one for area in AREAS for one in area}
 
-__all__ = ["MUTANTS", "Mutant"]
+__all__ = ["AREAS", "MUTANTS", "Mutant"]

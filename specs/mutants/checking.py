@@ -195,4 +195,52 @@ CHECKING = (
             ),
         ),
     ),
+    Mutant(
+        id="M160",
+        area=AREA,
+        title="the witness does not compare the generations of slots",
+        story="A slot whose block has the number of another store is called equal to the second book. A pin "
+        "that was taken before this store then counts as live.",
+        shows_when="A ledger with another generation than its events say, as after a restore that forgot it.",
+        breaks=Property.STALE_REPORTS,
+        edits=(
+            Edit(
+                "kvsm.explain.verify.witness:Witness._compare_facts",
+                "for slot in wrong[:MOST_NAMED]:",
+                "for slot in ():",
+            ),
+        ),
+    ),
+    Mutant(
+        id="M161",
+        area=AREA,
+        title="the witness does not compare how long a request may wait",
+        story="A ledger that lets a request wait longer than it was told is called equal to the second book.",
+        shows_when="A ledger in which a deferred request has another last tick than its events say.",
+        breaks=Property.PROGRESS,
+        edits=(
+            Edit(
+                "kvsm.explain.verify.witness:Witness._compare_requests",
+                """
+                (Property.PROGRESS, "last tick of a wait", request.patience, self._patience.get(name, -1)),
+                """,
+            ),
+        ),
+    ),
+    Mutant(
+        id="M162",
+        area=AREA,
+        title="the witness does not miss a request",
+        story="A request that the ledger has forgotten before its end is called equal to the second book: "
+        "its next offers begin at its first block again.",
+        shows_when="A ledger without a request that has arrived, holds nothing, and is not over.",
+        breaks=Property.PROGRESS,
+        edits=(
+            Edit(
+                "kvsm.explain.verify.witness:Witness._compare_requests",
+                "for name in sorted({*self._known, *ledger.requests}):",
+                "for name in sorted(ledger.requests):",
+            ),
+        ),
+    ),
 )

@@ -202,6 +202,9 @@ FOUND = {
     "M151": FoundBy(FAILING_LOG, Property.EVENTS_ARE_STATE, 25),
     "M152": FoundBy(HAND_OVER, Property.ONE_RELEASE_PER_HOLD, 5),
     "M153": FoundBy(CORE, Property.EVENTS_ARE_STATE, 9),
+    "M160": FoundBy(WRONG_CORE, Property.STALE_REPORTS, 6),
+    "M161": FoundBy(WRONG_CORE, Property.PROGRESS, 3),
+    "M162": FoundBy(WRONG_CORE, Property.PROGRESS, 2),
 }
 
 MISSED = {

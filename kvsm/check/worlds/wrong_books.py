@@ -308,6 +308,28 @@ def _finished_and_kept(ledger: Ledger) -> bool:
     return False
 
 
+def _of_another_generation(ledger: Ledger) -> bool:
+    for slot, _, _ in _slots_in(ledger, BlockState.STORED):
+        ledger.generation[slot] -= 1
+        return True
+    return False
+
+
+def _waits_until_another_tick(ledger: Ledger) -> bool:
+    for request in ledger.deferred.values():
+        request.patience += 1
+        return True
+    return False
+
+
+def _forgotten_before_its_end(ledger: Ledger) -> bool:
+    for name, request in ledger.requests.items():
+        if not request.load and not len(request.pins) and name not in ledger.deferred and not request.offered:
+            del ledger.requests[name]
+            return True
+    return False
+
+
 BOTH = (INVARIANTS, SECOND_BOOK)
 WRONG_LEDGERS = (
     WrongLedger(Property.CONSERVATION, "a free slot is in no list", BOTH, _free_slot_is_forgotten),
@@ -364,6 +386,24 @@ WRONG_LEDGERS = (
         "what a load of an older epoch brought counts as new",
         (SECOND_BOOK,),
         _old_counts_as_new,
+    ),
+    WrongLedger(
+        Property.STALE_REPORTS,
+        "a stored block is of another generation",
+        (SECOND_BOOK,),
+        _of_another_generation,
+    ),
+    WrongLedger(
+        Property.PROGRESS,
+        "a request may wait until another tick",
+        (SECOND_BOOK,),
+        _waits_until_another_tick,
+    ),
+    WrongLedger(
+        Property.PROGRESS,
+        "a request is forgotten before its end",
+        (SECOND_BOOK,),
+        _forgotten_before_its_end,
     ),
 )
 
