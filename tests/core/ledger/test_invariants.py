@@ -376,6 +376,16 @@ def test_each_list_and_count_of_slots_has_its_message(
     assert all(any(part in message for message in found) for part in said), found
 
 
+def test_a_copy_to_the_disk_whose_block_was_voided_is_counted_nowhere() -> None:
+    """Conservation (S1): only copies of readable blocks are counted."""
+    core = tiered_life().core
+    copy = core.prepare_load("copy 1", [20])
+    assert copy is not None
+    core.submit([copy.transfer])
+    core.reset()
+    assert check_ledger(core.ledger) == []
+
+
 def test_the_only_request_is_asked_for_what_it_waits() -> None:
     """Progress (S9): of requests, transfers and device blocks each check looks at the first one, too."""
     life = Life(defer_ticks=0)
