@@ -56,6 +56,7 @@ def _draw_budgets(random: Random, layers: Budgets, trouble: TroubleLevel) -> Who
         "damages": random.choice((0, 0, 3)),
         "kills": random.choice((0, 0, 4)),
         "power_losses": random.choice((0, 0, 0, 3)),
+        "log_faults": random.choice((0, 0, 0, 4)),
     }
     if trouble is TroubleLevel.CALM:
         drawn = {name: drawn[name] for name in _CALM}

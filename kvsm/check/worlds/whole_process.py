@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from random import Random
 from typing import Any, NamedTuple
 
 from kvsm.check.worlds.memory_marks import memory_marks
 from kvsm.check.worlds.restart_world import leave_log
+from kvsm.check.worlds.simulated_disk import SimulatedDisk
 from kvsm.check.worlds.tier_rank import DiskSlot
 from kvsm.check.worlds.world_files import silent, world_directory
 from kvsm.core.kv_events import Publisher
@@ -29,6 +32,7 @@ from kvsm.tiers.warm_restart import start
 
 _IDENTITY = PoolIdentity.of({"model": "small"})
 _WRITER = {"durability": "none"}
+_WRITER_ON_A_FAILING_DISK = {"durability": "every", "on_failure": "continue"}
 
 
 class LeftOnDisk(NamedTuple):
@@ -46,15 +50,22 @@ class TwiceLogged(MemoryLog):
 
     def __init__(self, events: Iterable[OffloadingEvent], log: Any) -> None:
         super().__init__(events)
-        self._log, self.flushed = log, self[-1].seq
+        self._log, self._last = log, self[-1].seq
+        self.flushed = self._last
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it has all events since the first one of its core."""
+        return [event.seq for event in self] == list(range(1, self._last + 1))
 
     def append(self, event: OffloadingEvent) -> None:
         super().append(event)
         self._log.append(event)
+        self._last = event.seq
 
     def flush(self) -> None:
         self._log.flush()
-        self.flushed = self[-1].seq
+        self.flushed = self._last
 
 
 class WholePlace:
@@ -64,18 +75,31 @@ class WholePlace:
     epoch: counts resets and changes of the weights. Bytes from before the last one are stale.
     left: the slots on disk.
     logs: whether a process writes a log on disk. Without one its host pools end with it.
+    fails: whether the disk of the log may fail. Then its writer syncs each flush, and continues after errors.
     """
 
-    def __init__(self, ranks: int, *, logs: bool) -> None:
+    def __init__(self, ranks: int, *, logs: bool, fails: bool = False) -> None:
         place = world_directory()
         weakref.finalize(self, place.cleanup)
         self.directory, self.logs, self._ranks = Path(place.name), logs, ranks
         self.weights, self.epoch, self._pool = 1, 0, 1
         self.left = LeftOnDisk()
         self._marks = memory_marks(ranks) if logs else []
+        self.log_disk = SimulatedDisk() if fails else None
+        self._failed_before = 0
+        """How many calls had failed when the process began."""
         self._core: list[Offloader] = []
         """The core whose log is open."""
         weakref.finalize(self, _leave_logs, self._core)
+
+    def attached(self) -> AbstractContextManager[None]:
+        """Let the log write to its simulated disk, if it has one."""
+        return nullcontext() if self.log_disk is None else self.log_disk.attached()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the disk of the log has failed since the process began."""
+        return self.log_disk is not None and self.log_disk.failed > self._failed_before
 
     @property
     def era_file(self) -> Path:
@@ -115,7 +139,7 @@ class WholePlace:
                 marks=self._marks,
                 publisher=publisher,
                 clock_ns=lambda: 0,
-                log=_WRITER,
+                log=_WRITER if self.log_disk is None else _WRITER_ON_A_FAILING_DISK,
                 past_logs_max_bytes=0,
             )
         core = begun.offloader
@@ -129,11 +153,12 @@ class WholePlace:
         return core, log
 
     def _read_log(self) -> list[OffloadingEvent]:
-        """Read the log of all processes so far, as any reader does."""
+        """Read the log of all processes so far, as any reader does. It may lack events that were lost."""
         events: list[OffloadingEvent] = []
         try:
-            for batch in LogReader(self.directory / "log").batches():
-                events += batch
+            for segment in LogReader(self.directory / "log").segments():
+                for batch in segment.batches():
+                    events += batch
         except LogError as error:
             message = f"the log ends after {len(events)} events: {error}"
             raise PropertyBroken(Property.EVENTS_ARE_STATE, message) from error
@@ -142,6 +167,14 @@ class WholePlace:
     def kill(self) -> None:
         """Kill the process: events that were not flushed are lost."""
         _leave_logs(self._core)
+        if self.log_disk is not None:
+            self.log_disk.forget_faults()
+            self._failed_before = self.log_disk.failed
+
+    def lose_power(self, chosen: int) -> None:
+        """Let the log lose what was not synced. Call it after `kill`."""
+        if self.log_disk is not None:
+            self.log_disk.lose_power(self.directory / "log", Random(chosen))
 
 
 _KINDS = (b"pool", b"sums")

@@ -2,6 +2,7 @@
 driven by the wider engine.
 
 It has all actions and checks of the wider serving world (`kvsm.check.worlds.wider_serving`). Further actions:
+all reports are passed on at once ("report_all");
 a rank ends its part of a copy between host and disk, well or badly, in any order ("disk", "disk_fail"); a
 report on such a copy is passed on ("disk_report") or repeated ("disk_repeat"); a copy is given up
 ("disk_lose"), and may still be carried out; a payload on disk is damaged ("damage"). The process is killed at
@@ -25,8 +26,11 @@ Checked besides:
   state, S10), and each block that was sealed, and flushed if the power was lost (full offload, S16); none is
   from other weights or from before a reset.
 
-It does not have: a log on a disk that fails, the log of the disk's core, the bytes of slot files (the targets
-`log`, `restarts`, `disk` and `eras` have them), clocks that go wrong, hand-overs.
+Writes and syncs of the log may fail ("log_fault"). Then its events may be lost: of the next process only is
+checked that it serves no wrong bytes.
+
+It does not have: the log of the disk's core, the bytes of slot files (the targets `disk` and `eras` have
+them), clocks that go wrong, hand-overs.
 """
 
 from __future__ import annotations
@@ -50,7 +54,8 @@ from kvsm.check.worlds.world import Action
 from kvsm.check.worlds.world_files import silent
 from kvsm.core.ledger.invariants import check_ledger
 from kvsm.core.plan import WorkerReport
-from kvsm.errors import PropertyBroken
+from kvsm.core.scheduler import StoreMode
+from kvsm.errors import LogWriteFailed, PropertyBroken
 from kvsm.properties import Property
 from kvsm.states.lease import LeaseState
 from kvsm.states.words import STATE_MASK
@@ -77,6 +82,8 @@ class WholeBudgets(Budgets, frozen=True, kw_only=True):
     kills: int = 0
     """The process is killed, and another one takes over, perhaps with other weights."""
     power_losses: int = 0
+    log_faults: int = 0
+    """A write or a sync of the log fails."""
 
 
 class TroubleLevel(Enum):
@@ -109,6 +116,7 @@ class WholeWorld(WiderServing):
         "damage": "damages",
         "kill": "kills",
         "power": "power_losses",
+        "log_fault": "log_faults",
     }
     options: WholeOptions
     engine: WholeEngine
@@ -118,8 +126,10 @@ class WholeWorld(WiderServing):
         self._history = blake2b(digest_size=16)
         self._shares: Callable[[str], float] = lambda _: 1.0
         budgets = options.budgets
-        self._place = WholePlace(options.workers, logs=budgets.kills + budgets.power_losses > 0)
-        super().__init__(options, keep_events=keep_events)
+        logs = budgets.kills + budgets.power_losses + budgets.log_faults > 0
+        self._place = WholePlace(options.workers, logs=logs, fails=budgets.log_faults > 0)
+        with self._place.attached():
+            super().__init__(options, keep_events=keep_events)
 
     def _more_arguments(self) -> dict[str, Any]:
         return {"disk_options": self.options.disk, "place": self._place}
@@ -147,6 +157,8 @@ class WholeWorld(WiderServing):
             if left["disk_failures"]:
                 actions += [("disk_fail", place, rank) for rank in sorted(copy.left)]
         actions += [("disk_report", place) for place in range(len(disk.reports))]
+        if len(self.engine.reports) > 1:
+            actions.append(("report_all",))
         if left["disk_repeats"]:
             actions += [("disk_repeat", place) for place in range(len(self._disk_repeatable()))]
         if left["disk_losses"]:
@@ -157,6 +169,8 @@ class WholeWorld(WiderServing):
             waits = sum(len(copy.left) for copy in disk.copies.values())
             begun = range(min(1 << waits, _MOST_CHOICES))
             actions += [("kill", pool, weights, one) for pool, weights in _KILLS for one in begun]
+        if left["log_faults"]:
+            actions += [("log_fault", sync, which) for sync in range(2) for which in range(4)]
         if left["power_losses"]:
             actions.append(("flush",))
             unflushed = sum(rank.unflushed() for rank in disk.ranks)
@@ -220,11 +234,26 @@ class WholeWorld(WiderServing):
     # What happens.
 
     def do(self, action: Action) -> bool:
-        done = super().do(action)
+        with self._place.attached():
+            try:
+                done = super().do(action)
+            except LogWriteFailed:
+                if not self._place.has_failed:
+                    raise
+                # The log can neither be written nor be marked as broken, so the process ends.
+                done = self._do_kill(1, 0, -1)
         if done:
             self._history.update(repr(action).encode())
             self._check_disk()
         return done
+
+    def _do_report_all(self) -> bool:
+        """Pass on all reports at once, as an engine does after a step."""
+        if len(self.engine.reports) < 2:
+            return False
+        self.engine.hand_on()
+        self.owes_step |= self.options.store is StoreMode.LAZY
+        return True
 
     def _do_disk(self, place: int, rank: int, good: bool = True) -> bool:
         copies = self.engine.disk.copies
@@ -296,10 +325,24 @@ class WholeWorld(WiderServing):
         disk = self.engine.disk
         promised = disk.promised(power_loss=True)
         self._place.left = disk.after_power_loss(chosen)
-        self._begin_process(promised, keeps_pool=False, new_weights=False)
+        self._begin_process(promised, keeps_pool=False, new_weights=False, power_loss=chosen)
         return True
 
-    def _begin_process(self, promised: set[bytes], *, keeps_pool: bool, new_weights: bool) -> None:
+    def _do_log_fault(self, sync: int, which: int) -> bool:
+        """Let the next write of the log fail, or its next sync. which: draws how."""
+        if self._place.log_disk is None:
+            return False
+        self._place.log_disk.arm("sync" if sync else "write", which)
+        return True
+
+    def _begin_process(
+        self,
+        promised: set[bytes],
+        *,
+        keeps_pool: bool,
+        new_weights: bool,
+        power_loss: int | None = None,
+    ) -> None:
         """Let the next process take over. Clients send their unfinished requests again.
 
         promised: the keys that it must find on disk.
@@ -307,8 +350,10 @@ class WholeWorld(WiderServing):
         old, place = self.engine, self._place
         assert isinstance(old.log, TwiceLogged)
         self.contents.update(self._expected())
-        kept = kept_by_log(old.core.config, old.log) if keeps_pool and not new_weights else {}
+        kept = self._kept(old) if keeps_pool and not new_weights else {}
         place.kill()
+        if power_loss is not None:
+            place.lose_power(power_loss)
         if not keeps_pool:
             place.lose_pools()
         if new_weights:
@@ -320,12 +365,26 @@ class WholeWorld(WiderServing):
         self._check_taken_over(kept, promised)
         if keeps_pool:
             engine.host = old.host
+            self.check_bytes()
         is_warm = engine.core.ledger.life > 1 and keeps_pool and not new_weights
+        assert isinstance(engine.log, TwiceLogged)
+        self.keep_events = self.keep_events and engine.log.is_whole and kept is not None
         last = old.log.flushed if is_warm else 0
         engine.notes.crash(old.notes, last)
         self.first_news = sum(event.seq <= last for event in engine.log)
+        if not self.keep_events:
+            # Some events are lost: from here on only those of the last action are kept.
+            engine.log.clear()
+            self.first_news = 0
         self._take_requests(old)
         self.owes_step, self.over, self._disk_over = True, None, None
+
+    def _kept(self, old: WholeEngine) -> dict[bytes, int] | None:
+        """The blocks that the next process must take over; None if the log may have lost some events."""
+        assert isinstance(old.log, TwiceLogged)
+        if self._place.has_failed or not old.log.is_whole:
+            return None
+        return kept_by_log(old.core.config, old.log)
 
     def _take_requests(self, old: WholeEngine) -> None:
         for place, request in enumerate(old.requests.values()):
@@ -334,11 +393,14 @@ class WholeWorld(WiderServing):
             else:
                 self.engine.arrive(self._request(place))
 
-    def _check_taken_over(self, kept: dict[bytes, int], promised: set[bytes]) -> None:
-        """Check what the next process finds. kept: key -> slot on the host. promised: keys on disk."""
+    def _check_taken_over(self, kept: dict[bytes, int] | None, promised: set[bytes]) -> None:
+        """Check what the next process finds.
+
+        kept: key -> slot on the host; None if it is unknown. promised: keys on disk.
+        """
         found, below = self.engine.core.ledger.index, self.engine.disk.core.ledger.index
-        count_case(Property.EVENTS_ARE_STATE, "blocks on the host that a next process finds", len(kept))
-        if dict(found.items()) != kept:
+        count_case(Property.EVENTS_ARE_STATE, "blocks on the host that a next process finds", len(found))
+        if kept is not None and dict(found.items()) != kept:
             message = f"the log has {len(kept)} stored blocks, and the next process finds {len(found)}"
             raise PropertyBroken(Property.EVENTS_ARE_STATE, message)
         if not promised <= below.keys():
