@@ -271,15 +271,16 @@ class SchedulerSide:
     def _hold_states(self, output: Any) -> dict[str, Sequence[BoundaryState]]:
         """Hold the blocks of the mamba states that this step computes.
 
-        A request that is preempted in this step is left out: it has lost its blocks already.
+        vLLM offers no state of a request that has lost its blocks. `preempted_req_ids` also names requests
+        that were preempted before this step, by a reset, and are computed by it.
         """
-        offered, gone = output.kv_connector_block_state, output.preempted_req_ids or ()
+        offered = output.kv_connector_block_state
         if offered is None or not offered.boundary_state_offloads or self._pool is None:
             return {}
         states: dict[str, Sequence[BoundaryState]] = {
             name: tuple(state for state in found if state[1] != NULL_BLOCK)
             for name, found in offered.boundary_state_offloads.items()
-            if name in output.num_scheduled_tokens and name not in gone
+            if name in output.num_scheduled_tokens
         }
         self._pool.touch([block for found in states.values() for _, block, _ in found])
         return states

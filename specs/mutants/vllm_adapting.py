@@ -25,15 +25,16 @@ VLLM_ADAPTING = (
     Mutant(
         id="M123",
         area=AREA,
-        title="states of a request that lost its blocks are held and stored",
-        story="A state is taken from a block that vLLM has given to another request in the same step.",
-        shows_when="vLLM offers a state of a request and preempts it in one step.",
-        breaks=Property.CORRECT_BYTES,
+        title="a state is stored in the step that computes it",
+        story="The states that a step is about to compute are stored with the blocks that are already "
+        "computed, so the copy does not wait for the step.",
+        shows_when="A step of a model with mamba layers computes the state at the end of a block.",
+        breaks=Property.COPY_ORDER,
         edits=(
             Edit(
-                f"{_SCHEDULER}:SchedulerSide._hold_states",
-                "if name in output.num_scheduled_tokens and name not in gone",
-                "if name in output.num_scheduled_tokens",
+                f"{_SCHEDULER}:SchedulerSide._plan_with_states",
+                "computed, self._states = self._states, self._hold_states(output)",
+                "computed = self._hold_states(output)",
             ),
         ),
     ),

@@ -73,3 +73,16 @@ def test_only_connectors_for_several_groups_get_them() -> None:
     for connector in ("KvsmConnector", "SimpleCPUOffloadConnector"):
         assert serves_mamba(connector, {})
     assert not serves_mamba("ExampleConnector", {"shared_storage_path": "nowhere"})
+
+
+def test_a_state_is_stored_though_a_reset_has_preempted_its_request() -> None:
+    """In the step after the reset the request runs again, and vLLM names it as preempted."""
+    world = VllmWorld(EngineShape(mamba=True))
+    prompt = ("arrive", 0, 6 * BLOCK_TOKENS, 1, 1, 0)
+    for action in (
+        *(prompt, ("schedule",), ("deliver",), ("reset", 1, 0), *[SETTLE] * 9, ("reset", 0, 0)),
+        *(prompt, *[SETTLE] * 9),
+    ):
+        world.do(action)
+    (load,) = [event for event in world.events if isinstance(event, LoadPlanned)]
+    assert len(listed(load.slots)) == 6 + 1
