@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from kvsm.check.vllm_fuzz.drawing import ALPHABET, FAULT_ALPHABET
-from kvsm.check.vllm_fuzz.shape import FAULTS, KINDS, draw_shape, small_shapes
+from kvsm.check.vllm_fuzz.shape import FAULTS, KINDS, draw_options, draw_shape, small_shapes
 from kvsm.check.walks.failures import SavedFailure, claim, reduced, save, told, unreduced
 from kvsm.check.walks.repeated import RepeatedRuns
 from kvsm.check.walks.short_schedules import ScheduleCounts
@@ -82,11 +82,13 @@ class Choices(msgspec.Struct, frozen=True):
 
     def case(self, random: Random) -> WalkCase:
         """Draw the world of a run."""
-        shape = draw_shape(random, self.faults, self.mamba)
-        return WalkCase(
-            "vllm",
-            msgspec.structs.replace(shape, connector=self.connector, extra=self.extra, without=self.without),
-        )
+        shape = draw_shape(random, self.faults, self.mamba, drafters=True)
+        chosen: dict[str, Any] = {"connector": self.connector, "without": self.without}
+        if self.connector == "KvsmConnector" and not self.extra:
+            shape = draw_options(shape, random)
+        else:
+            chosen["extra"] = self.extra
+        return WalkCase("vllm", msgspec.structs.replace(shape, **chosen))
 
     def small_cases(self) -> list[WalkCase]:
         """Return the worlds in which all short schedules are run."""
@@ -120,7 +122,8 @@ class Choices(msgspec.Struct, frozen=True):
     default="{}",
     type=ConnectorConfig(),
     metavar="JSON",
-    help="The connector's kv_connector_extra_config. If cpu_bytes_to_use is not given, it is random.",
+    help="The connector's kv_connector_extra_config. If cpu_bytes_to_use is not given, it is random. Without "
+    "this option, the options of KvsmConnector are random.",
 )
 @click.option(
     "--seconds", type=click.FloatRange(min=0), help="Walk for this time (60), not counting --reduce-seconds."
@@ -185,7 +188,7 @@ def vllm_fuzz(
     No model and no GPU are needed. Each run is a small engine with vLLM's real scheduler and block pool, and
     both sides of the connector. A stub of a model writes words to blocks and checks them. Copies run on a
     simulated device; the seed decides when they end. Requests share prefixes, have salts, are aborted and
-    preempted; caches are reset; steps overlap. Runs have chunks, drafts, windows, Mamba and ranks.
+    preempted; caches are reset; steps overlap. Runs have chunks, drafters, windows, Mamba and ranks.
 
     Checked: every block that a step reads holds the words of its tokens; no block is written during a copy;
     no call raises; what is stored is served; all work ends, and each end is reported once. Then every client

@@ -260,7 +260,9 @@ class LivedEngine(VllmWorld):
             self._check_answer(name)
         extra = {**self.shape.extra, "weights_version": _name(number)}
         self._transfer = transfer_config(msgspec.structs.replace(self.shape, extra=extra))
-        self._runner = ModelRunner(self.shape.drafts, Random(0), self.shape.windows_of_groups)
+        self._runner = ModelRunner(
+            self.shape.drafts, Random(0), self.shape.windows_of_groups, self.shape.drafter_group
+        )
         self._runner.epoch = number
         self._start()
         return True

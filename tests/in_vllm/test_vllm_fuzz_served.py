@@ -10,14 +10,25 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 import msgspec
+from mutants import MUTANTS
 from short_servers import SHORT_SERVERS
 
 from kvsm.check.vllm_fuzz.known_blocks import KnownBlocks
-from kvsm.check.vllm_fuzz.shape import BLOCK_TOKENS, ROOMY, STATES, WINDOW, WINDOWS, EngineShape, draw_shape
+from kvsm.check.vllm_fuzz.shape import (
+    BLOCK_TOKENS,
+    OPTIONS,
+    ROOMY,
+    STATES,
+    WINDOW,
+    WINDOWS,
+    EngineShape,
+    draw_shape,
+)
 from kvsm.check.vllm_fuzz.vllm_world import VllmWorld
-from kvsm.check.walks.walk import WalkResult, walk
+from kvsm.check.walks.walk import WalkResult, random_of, walk
 from kvsm.check.worlds.check_counts import taken_counts
 from kvsm.check.worlds.world import Action
+from kvsm.cli.vllm_fuzz import Choices
 from kvsm.errors import PropertyBroken
 from kvsm.properties import Property
 
@@ -163,3 +174,31 @@ def test_a_chunk_is_the_least_that_must_be_served() -> None:
     known.answered(0, 4)
     assert [known.longest(computed, 4) for computed in range(4)] == [4, 4, 4, 3]
     assert known.longest(0, 3) == 2
+
+
+@pytest.mark.parametrize(
+    ("mutant", "changes"),
+    [
+        ("M128", {"extra": {"blocks_per_chunk": 2}}),
+        ("M131", {"waits": False, "host_blocks": ROOMY}),
+    ],
+)
+def test_a_hit_that_is_short_with_some_options_of_kvsm_is_seen(mutant: str, changes: dict[str, Any]) -> None:
+    """`kvsm vllm-fuzz` draws these engines."""
+    with MUTANTS[mutant].put_back():
+        failure = walked("KvsmConnector", 60, **changes).failure
+    assert failure is not None
+    assert failure.finding.property is Property.STORED_SO_SERVED
+
+
+def test_kvsms_options_are_drawn_unless_they_are_given() -> None:
+    def drawn(connector: str, extra: dict[str, Any]) -> list[Any]:
+        choices = Choices(connector, extra, (), ())
+        return [choices.case(random_of(1, run)).options for run in range(60)]
+
+    ours = drawn("KvsmConnector", {})
+    assert all(any(shape.extra == options for shape in ours) for options in OPTIONS)
+    assert {shape.waits for shape in ours} == {True, False}
+    given = [("KvsmConnector", {"store_threshold": 2}), ("SimpleCPUOffloadConnector", {})]
+    for connector, extra in given:
+        assert all((shape.extra, shape.waits) == (extra, True) for shape in drawn(connector, extra))

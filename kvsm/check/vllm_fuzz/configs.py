@@ -55,6 +55,7 @@ def make_config(
     shards: int = 1,
     is_async: bool = False,
     drafts: int = 0,
+    drafter: str = "",
     device_blocks: int,
     step_tokens: int,
     most_running: int,
@@ -85,7 +86,7 @@ def make_config(
         ),
         lora_config=vllm.LoRAConfig(max_loras=adapters, max_lora_rank=8) if adapters else None,
         kv_transfer_config=transfer,
-        speculative_config=_speculative(base, drafts) if drafts else None,
+        speculative_config=_speculative(base, drafts, "eagle" if drafter else "ngram") if drafts else None,
         kv_events_config=vllm.KVEventsConfig(enable_kv_cache_events=True, publisher="null")
         if kv_events
         else None,
@@ -97,29 +98,39 @@ def has_groups(transfer: Any) -> bool:
     return bool(KVConnectorFactory.supports_hma_config(transfer))
 
 
-def make_kv_cache_config(device_blocks: int, windows: Sequence[int]) -> Any:
+def make_kv_cache_config(
+    device_blocks: int, windows: Sequence[int], drafter: int | None = None, eagle: int | None = None
+) -> Any:
     """The configuration of the KV cache.
 
     windows: the sliding window of each group (tokens); 0 for full attention, `STATES` for mamba states.
+    drafter: the group that has only layers of the drafter.
+    eagle: the group that vLLM marks as the drafter's.
     """
     size = device_blocks * BLOCK_BYTES
-    common = {"block_size": BLOCK_TOKENS, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
-    kinds: dict[int, Any] = {
-        0: FullAttentionSpec(**common),
-        STATES: MambaSpec(
-            block_size=BLOCK_TOKENS,
-            shapes=((BLOCK_BYTES // 4,),),
-            dtypes=(torch.float32,),
-            mamba_cache_mode="align",
-        ),
-    }
-    specs = [kinds.get(window) or SlidingWindowSpec(**common, sliding_window=window) for window in windows]
+    specs = [_spec(window, is_drafter=group == drafter) for group, window in enumerate(windows)]
     assert all(spec.page_size_bytes == BLOCK_BYTES for spec in specs)
     # The groups share the memory, as in vLLM: a block belongs to one group at a time.
     names = [f"layer.{group}" for group in range(len(specs))]
     tensors = [KVCacheTensor(size, [name], layer_stride=size, block_stride=BLOCK_BYTES) for name in names]
-    specs_of_groups = [KVCacheGroupSpec([name], spec) for name, spec in zip(names, specs)]
+    specs_of_groups = [
+        KVCacheGroupSpec([name], spec, is_eagle_group=group == eagle)
+        for group, (name, spec) in enumerate(zip(names, specs))
+    ]
     return KVCacheConfig(device_blocks, tensors, specs_of_groups)
+
+
+def _spec(window: int, *, is_drafter: bool) -> Any:
+    """What the layers of a group keep in each block."""
+    if window == STATES:
+        state = {"shapes": ((BLOCK_BYTES // 4,),), "dtypes": (torch.float32,)}
+        return MambaSpec(block_size=BLOCK_TOKENS, **state, mamba_cache_mode="align")
+    # vLLM puts layers with equal specs into one group, so a drafter with its own group has other heads.
+    heads = (
+        {"head_size": 2, "dtype": torch.float16} if is_drafter else {"head_size": 1, "dtype": torch.float32}
+    )
+    common = {"block_size": BLOCK_TOKENS, "num_kv_heads": 1, **heads}
+    return SlidingWindowSpec(**common, sliding_window=window) if window else FullAttentionSpec(**common)
 
 
 def make_scheduler(config: Any, kv_cache: Any, most_steps: int, runner: int = 1) -> Any:
@@ -167,11 +178,13 @@ def _base_config(stages: int, shards: int) -> Any:
         )
 
 
-def _speculative(base: Any, drafts: int) -> Any:
-    return vllm.SpeculativeConfig(
+def _speculative(base: Any, drafts: int, method: str) -> Any:
+    speculative = vllm.SpeculativeConfig(
         method="ngram",
         num_speculative_tokens=drafts,
         prompt_lookup_max=2,
         target_model_config=base.model_config,
         target_parallel_config=base.parallel_config,
     )
+    # The constructor would load the drafter's model.
+    return changed(speculative, method=method)

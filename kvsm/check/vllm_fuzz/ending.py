@@ -190,7 +190,8 @@ def filled(engine: EndedEngine) -> int:
 def _is_matched_alone(shape: EngineShape) -> bool:
     """Whether the connector must match each block that the host has, regardless of other blocks.
 
-    With a sliding window a match depends on several blocks. With chunks of several blocks, a block may be on
-    the host only as a part of another prompt's chunk.
+    With a sliding window a match depends on several blocks, and with a drafter it may depend on the next
+    block. With chunks of several blocks, a block may be on the host only as a part of another prompt's chunk.
     """
-    return shape.windows_of_groups == (0,) and shape.extra.get("blocks_per_chunk", 1) == 1
+    is_full = shape.windows_of_groups == (0,) and not shape.drafter
+    return is_full and shape.extra.get("blocks_per_chunk", 1) == 1

@@ -4,11 +4,16 @@ An answer that ends at a block says that the connector has all blocks that some 
 far as the device does not have them. Together, the answers to one prompt say what the connector has. The
 longest answer then follows from the definition of each group: it ends at the last block for which all that is
 read there is known. How a connector searches for its hits plays no part.
+
+vLLM's own connectors also want the block behind the hit, if a drafter has KV cache: the drafter's KV of a
+block's last token depends on the token behind the block (`use_eagle_block_drop`). For which groups they want
+it depends on how vLLM batches the groups, so here it must be known for all groups with attention.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from kvsm.check.vllm_fuzz.shape import BLOCK_TOKENS, STATES
 from kvsm.check.worlds.longest_hit import tokens_read
@@ -21,9 +26,11 @@ class KnownBlocks:
     windows: the sliding window of each KV cache group (tokens); 0 for full attention, `STATES` for mamba
         states.
     chunk: device blocks in a chunk of the connector: answers end with a chunk, and have at least one.
+    drops: whether the connector may want the chunk behind the hit, too.
     """
 
-    def __init__(self, windows: Sequence[int], chunk: int = 1) -> None:
+    def __init__(self, windows: Sequence[int], chunk: int = 1, *, drops: bool = False) -> None:
+        self._dropped = chunk if drops else 0
         self._groups = [_group(window) for window in windows]
         self._known: list[set[int]] = [set() for _ in windows]
         self._chunk = chunk
@@ -45,11 +52,17 @@ class KnownBlocks:
         most: the last possible end.
         """
         first = computed + self._chunk
-        for end in range(most - most % self._chunk, first - 1, -self._chunk):
-            groups = zip(self._known, self._groups)
-            if all(_blocks_read(group, computed, end) <= known for known, group in groups):
+        for end in range(most - most % self._chunk - self._dropped, first - 1, -self._chunk):
+            if all(map(partial(self._knows, computed, end), self._groups, self._known)):
                 return end
         return computed
+
+    def _knows(self, computed: int, end: int, group: KVCacheGroup, known: set[int]) -> bool:
+        """Whether all blocks of this group are known that may be wanted for a hit up to `end`."""
+        wanted = _blocks_read(group, computed, end)
+        if self._dropped and group.kind is not GroupKind.MAMBA:
+            wanted |= _blocks_read(group, computed, end + self._dropped)
+        return wanted <= known
 
 
 def _group(window: int) -> KVCacheGroup:

@@ -15,6 +15,7 @@ from itertools import count
 from typing import Any
 from unittest.mock import patch
 
+import msgspec
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
@@ -28,14 +29,19 @@ from kvsm.vllm.recording_manager import RecordingManager
 
 
 @contextmanager
-def recording(events: MemoryLog) -> Iterator[None]:
-    """A `with` block in which the first core that a connector of kvsm's creates appends its events here."""
+def recording(events: MemoryLog, *, waits: bool = True) -> Iterator[None]:
+    """A `with` block in which the first core that a connector of kvsm's creates appends its events here.
+
+    waits: whether requests may wait for blocks in flight.
+    """
 
     def make(
         config: OffloadConfig, event_log: Any, *, publisher: Publisher | None, **options: Any
     ) -> Offloader:
         if event_log is None and not events:
             event_log, options["clock_ns"] = events, count().__next__
+        if not waits:
+            config = msgspec.structs.replace(config, defer_ticks=0)
         return Offloader(config, event_log, publisher=publisher, **options)
 
     with patch("kvsm.vllm.engine_offloader.Offloader", make):

@@ -23,7 +23,7 @@ from kvsm.check.vllm_fuzz.host_probe import is_all_there_is, repeated
 from kvsm.check.vllm_fuzz.known_blocks import KnownBlocks
 from kvsm.check.vllm_fuzz.kv_event_check import EventName, event_name
 from kvsm.check.vllm_fuzz.shape import BLOCK_TOKENS, STATES, EngineShape
-from kvsm.check.vllm_fuzz.twin_asks import parts_of
+from kvsm.check.vllm_fuzz.twin_asks import is_kvsm, parts_of
 from kvsm.check.worlds.check_counts import count_case
 from kvsm.errors import PropertyBroken
 from kvsm.properties import Property
@@ -101,7 +101,8 @@ class ServedPrompts:
         if len(ends) < blocks:
             return
         count_case(Property.STORED_SO_SERVED, "prompts of a run that were asked for at rest")
-        known = KnownBlocks(self._shape.windows_of_groups, self._chunk)
+        drops = bool(self._shape.drafter) and not is_kvsm(part)
+        known = KnownBlocks(self._shape.windows_of_groups, self._chunk, drops=drops)
         for computed, end in enumerate(ends):
             known.answered(computed, min(end, blocks))
         self._compare(known, ends, name, "its answers to this prompt contain them")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -24,6 +24,14 @@ WINDOWS = (5, WINDOW, 8, 9)
 """The windows that are drawn. Besides the token to compute, the first one spans one whole block."""
 STATES = -1
 """In place of a window: the group has mamba states. All words of a block hold one state."""
+Drafter = Literal["", "full", "window", "shared", "unmarked"]
+"""Whose layers draft tokens: no layers (vLLM's n-gram lookup does); a KV cache group of their own, with full
+attention or with a sliding window; or layers that share the first group with the model's. vLLM marks the
+drafter's group (`is_eagle_group`), but not for every model: then it is `unmarked`."""
+DRAFTERS: tuple[Drafter, ...] = ("", "full", "full", "window", "shared", "unmarked")
+"""The drafters that are drawn."""
+OPTIONS: tuple[dict[str, Any], ...] = ({}, {}, {}, {"blocks_per_chunk": 2}, {"store": "lazy"})
+"""The options of kvsm's connector that are drawn."""
 VOCABULARY = 1024
 
 KINDS = {
@@ -61,6 +69,7 @@ class EngineShape(msgspec.Struct, frozen=True, kw_only=True):
     mamba: whether there is a group with mamba states at the ends of blocks (cache mode `align`). Shapes with
         it have no drafts.
     drafts: speculative tokens of each step.
+    drafter: whose layers draft them; see `Drafter`. vLLM treats these layers as an EAGLE drafter.
     device_blocks, host_blocks: blocks of each rank. host_blocks is used unless `extra` gives a size.
     step_tokens: the most tokens of a step.
     most_running: the most requests of a step.
@@ -69,6 +78,8 @@ class EngineShape(msgspec.Struct, frozen=True, kw_only=True):
     faults: the kinds of faults that are drawn.
     kv_events: whether KV events are published.
     fills: whether the host is filled at the end, to detect lost slots. It takes as long as the run.
+    waits: whether kvsm's connector lets requests wait for blocks in flight. Otherwise it answers as it does
+        after the longest wait.
     without: the kinds of actions that are not drawn.
     """
 
@@ -82,6 +93,7 @@ class EngineShape(msgspec.Struct, frozen=True, kw_only=True):
     window: int = WINDOW
     mamba: bool = False
     drafts: int = 0
+    drafter: Drafter = ""
     device_blocks: int = 34
     host_blocks: int = 40
     step_tokens: int = 16
@@ -91,6 +103,7 @@ class EngineShape(msgspec.Struct, frozen=True, kw_only=True):
     faults: tuple[str, ...] = ()
     kv_events: bool = False
     fills: bool = False
+    waits: bool = True
     without: tuple[str, ...] = ()
 
     @property
@@ -101,8 +114,24 @@ class EngineShape(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def windows_of_groups(self) -> tuple[int, ...]:
         """The window of each KV cache group (tokens); 0 for full attention, `STATES` for mamba states."""
-        groups = (self.full, 0), (self.windows, self.window), (self.mamba, STATES)
+        groups = (
+            (self.full, 0),
+            (self.windows, self.window),
+            (self.mamba, STATES),
+            (self.drafter == "full", 0),
+            (self.drafter == "window", self.window),
+        )
         return tuple(window for is_there, window in groups if is_there)
+
+    @property
+    def drafter_group(self) -> int | None:
+        """The KV cache group that has only layers of the drafter."""
+        return self.groups - 1 if self.drafter in ("full", "window") else None
+
+    @property
+    def eagle_group(self) -> int | None:
+        """The KV cache group that vLLM marks as the drafter's (`is_eagle_group`)."""
+        return 0 if self.drafter == "shared" else self.drafter_group
 
     @property
     def groups(self) -> int:
@@ -132,26 +161,38 @@ def small_shapes() -> tuple[EngineShape, ...]:
     return small, msgspec.structs.replace(small, is_async=True)
 
 
-def draw_shape(random: Random, faults: tuple[str, ...] = (), mamba: bool = False) -> EngineShape:
+def draw_shape(
+    random: Random, faults: tuple[str, ...] = (), mamba: bool = False, drafters: bool = False
+) -> EngineShape:
     """Draw a small engine. The caller sets the connector.
 
     faults: the faults that the connector must survive; half of the engines have them.
     mamba: whether the connector supports models with mamba layers; a fifth of the engines have such a model.
+    drafters: whether most engines with drafts get a drafter with KV cache.
     """
     shape = _drawn(random, faults)
     # Drawn from other random numbers, so that a seed gives the same actions with each window, and with and
-    # without mamba layers.
+    # without mamba layers and drafters.
     others = Random(repr(random.getstate()))
     has_mamba = others.random() < 0.2
     shape = msgspec.structs.replace(shape, window=others.choice(WINDOWS))
     if shape.windows and shape.host_blocks == ROOMY and others.random() < 0.5:
         # What left its window is stored for sure only if the device does not reuse it.
         shape = msgspec.structs.replace(shape, device_blocks=ROOMY)
-    if not mamba or not has_mamba:
-        return shape
-    # Three groups need more blocks than two.
-    more = shape.device_blocks + MOST_BLOCKS // 2 * shape.windows
-    return msgspec.structs.replace(shape, mamba=True, full=True, drafts=0, device_blocks=more)
+    if mamba and has_mamba:
+        shape = msgspec.structs.replace(shape, mamba=True, full=True, drafts=0)
+    elif drafters and shape.drafts:
+        shape = msgspec.structs.replace(shape, drafter=others.choice(DRAFTERS))
+    # Each group beyond two needs more blocks.
+    more = MOST_BLOCKS // 2 * max(0, shape.groups - 2)
+    return msgspec.structs.replace(shape, device_blocks=shape.device_blocks + more)
+
+
+def draw_options(shape: EngineShape, random: Random) -> EngineShape:
+    """Draw what only kvsm's connector has: its options, and whether requests wait."""
+    others = Random(f"options {random.getstate()}")
+    extra, waits = others.choice(OPTIONS), others.random() < 0.8
+    return msgspec.structs.replace(shape, extra=extra, waits=waits)
 
 
 def _drawn(random: Random, faults: tuple[str, ...]) -> EngineShape:

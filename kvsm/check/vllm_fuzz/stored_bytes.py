@@ -28,11 +28,11 @@ class _Meaning(NamedTuple):
     """The block that a key stands for.
 
     text: a description for people.
-    words: the words of the block, before a rank mixes them.
+    versions: all words that the block may have, before a rank mixes them.
     """
 
     text: str
-    words: Words
+    versions: Sequence[Words]
 
 
 class StoredBytes:
@@ -66,7 +66,8 @@ class StoredBytes:
     def _compare(self, slot: int, meaning: _Meaning) -> None:
         for number, rank in enumerate(self._ranks):
             words = rank.host_words(slot)
-            if words is not None and not np.array_equal(words, rank.mixed(meaning.words)):
+            versions = map(rank.mixed, meaning.versions)
+            if words is not None and not any(np.array_equal(words, right) for right in versions):
                 raise PropertyBroken(
                     Property.CORRECT_BYTES,
                     f"rank {number}, host block {slot} can be read, and does not hold {meaning.text}",
@@ -94,6 +95,6 @@ def _meanings(
             for group in range(groups):
                 key = hash + group.to_bytes(_GROUP_BYTES, "big")
                 if key in keys and key not in found:
-                    words = runner.block_words(group, block, truths[name])
-                    found[key] = _Meaning(f"block {block} of request {name} in group {group}", words)
+                    versions = runner.block_versions(group, block, truths[name])
+                    found[key] = _Meaning(f"block {block} of request {name} in group {group}", versions)
     return found

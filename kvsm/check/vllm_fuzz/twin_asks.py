@@ -34,6 +34,11 @@ def parts_of(connector: Any) -> list[Any]:
     return list(getattr(connector, "_connectors", None) or [connector])
 
 
+def is_kvsm(part: Any) -> bool:
+    """Whether this connector is kvsm's."""
+    return hasattr(part, "_side")
+
+
 class TwinAsks:
     """Checks the answers of one scheduler's connector, or of its children.
 
@@ -46,7 +51,7 @@ class TwinAsks:
         self._twins = 0
         self._is_on = False
         for part in parts_of(scheduler.connector):
-            if not hasattr(part, "_side"):
+            if not is_kvsm(part):
                 part.get_num_new_matched_tokens = self._watched(part, part.get_num_new_matched_tokens)
 
     @contextmanager

@@ -66,7 +66,7 @@ from kvsm.check.vllm_fuzz.longest_hits import watch_hits
 from kvsm.check.vllm_fuzz.lost_copies import SETTLING_A_LOSS, LostCopies
 from kvsm.check.vllm_fuzz.rank import SimulatedRank
 from kvsm.check.vllm_fuzz.recorded import record_manager, recording
-from kvsm.check.vllm_fuzz.shape import MOST_TOKENS, VOCABULARY, EngineShape
+from kvsm.check.vllm_fuzz.shape import MOST_TOKENS, VOCABULARY, Drafter, EngineShape
 from kvsm.check.vllm_fuzz.stand_ins import install, shared_memory_of
 from kvsm.check.vllm_fuzz.stored_bytes import StoredBytes
 from kvsm.check.vllm_fuzz.twin_asks import TwinAsks
@@ -98,11 +98,12 @@ class VllmWorld:
         torch.set_num_threads(1)
         self._transfer = transfer_config(shape)
         if not has_groups(self._transfer):
-            shape = msgspec.structs.replace(shape, full=True, windows=False)
+            drafter: Drafter = "shared" if shape.drafter_group is not None else shape.drafter
+            shape = msgspec.structs.replace(shape, full=True, windows=False, drafter=drafter)
         self.shape = shape
         self.events: MemoryLog = MemoryLog()
         """The events of the connector, as `recorded.py` keeps them."""
-        self._runner = ModelRunner(shape.drafts, Random(0), shape.windows_of_groups)
+        self._runner = ModelRunner(shape.drafts, Random(0), shape.windows_of_groups, shape.drafter_group)
         self._truths: dict[str, KnownTokens] = {}
         self.asked: dict[str, Request] = {}
         self._answers: dict[str, list[int]] = {}
@@ -200,6 +201,7 @@ class VllmWorld:
             shards=shape.shards,
             is_async=shape.is_async,
             drafts=shape.drafts,
+            drafter=shape.drafter,
             device_blocks=shape.device_blocks,
             step_tokens=shape.step_tokens,
             most_running=shape.most_running,
@@ -208,13 +210,15 @@ class VllmWorld:
             kv_events=shape.kv_events,
             mamba=shape.mamba,
         )
-        kv_cache = make_kv_cache_config(shape.device_blocks, shape.windows_of_groups)
+        kv_cache = make_kv_cache_config(
+            shape.device_blocks, shape.windows_of_groups, shape.drafter_group, shape.eagle_group
+        )
         with self.calling("starting the engine"), shared_memory_of(transfer.engine_id):
             self.ranks = [
                 self.rank_class(config, kv_cache, connector, shape, rank, self._lost)
                 for rank in range(shape.ranks)
             ]
-            with recording(self.events):
+            with recording(self.events, waits=shape.waits):
                 self.scheduler = make_scheduler(config, kv_cache, shape.most_steps, shape.runner)
             record_manager(self.scheduler.connector, self.events)
             watch_hits(self.scheduler.connector)

@@ -8,19 +8,26 @@ A mamba layer has a state instead of a word for each token. The state depends on
 reads the state after the last computed token, and writes the state after its own last token, into the same
 block or into the next one of the request's table. vLLM lets prefill steps end at block boundaries, so that a
 cached block holds the state at its end.
+
+A drafter's layer computes the word of a token from the model's hidden state at the token and from the next
+token, as EAGLE and MTP do. So the word depends on one more token, and the last word of a cached block may
+belong to any continuation of the block's prefix that was computed. vLLM and its connectors accept each of
+them: at worst, a draft is rejected. All other words are right. Each further draft writes a word behind the
+tokens of its step, which the next step overwrites.
 """
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from random import Random
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsm.check.vllm_fuzz.shape import BLOCK_TOKENS, STATES, VOCABULARY, WINDOW
+from kvsm.check.vllm_fuzz.shape import BLOCK_TOKENS, MOST_TOKENS, STATES, VOCABULARY, WINDOW
 from kvsm.errors import PropertyBroken
 from kvsm.properties import Property
 
@@ -64,6 +71,8 @@ class Places(NamedTuple):
     offsets: NDArray[np.int64]
     words: Words
     names: tuple[str, ...]
+    versions: Mapping[int, Collection[int]] = {}
+    """Place in these tuples -> all words that the token may have, for the drafter's last words of blocks."""
 
 
 class EngineStep(NamedTuple):
@@ -102,10 +111,21 @@ class ModelRunner:
     random: decides how many of them are accepted.
     windows: the sliding window of each KV cache group (tokens); 0 for full attention, `STATES` for mamba
         states.
+    drafter: the group that has only layers of a drafter.
     """
 
-    def __init__(self, drafts: int, random: Random, windows: Sequence[int] = (0, WINDOW)) -> None:
+    def __init__(
+        self,
+        drafts: int,
+        random: Random,
+        windows: Sequence[int] = (0, WINDOW),
+        drafter: int | None = None,
+    ) -> None:
         self._drafts, self._random, self._windows = drafts, random, windows
+        self._drafter = drafter
+        self._last_words: dict[int, set[int]] = {}
+        """Word of the model's layers at the end of a block -> the words that the drafter has computed there.
+        The key stands for the tokens up to there and the epoch."""
         self._rows: dict[str, RunnerRow] = {}
         self.epoch = 0
         """The epoch of the weights. Different weights compute different words."""
@@ -130,9 +150,16 @@ class ModelRunner:
                     writes.add_state(name, table, right, truth, self._salt(group))
                     continue
                 first = max(0, begin - window + 1) if window else 0
-                reads.add(name, table, first, truth.hashes(first, begin), self._salt(group))
-                writes.add(name, table, begin, truth.hashes(begin, right), self._salt(group))
-                garbage = [self._random.getrandbits(64) for _ in range(drafts - accepted)]
+                unverified = drafts - accepted
+                if group == self._drafter:
+                    self._note_last_words(truth, begin, right)
+                    reads.add_versions(first, begin, partial(self._versions, truth))
+                    # Each draft but the first one writes a word.
+                    room = min(len(table) * BLOCK_TOKENS, MOST_TOKENS) - right
+                    unverified = min(max(unverified, self._drafts - 1), room)
+                reads.add(name, table, first, self._hashes(group, truth, first, begin), self._salt(group))
+                writes.add(name, table, begin, self._hashes(group, truth, begin, right), self._salt(group))
+                garbage = [self._random.getrandbits(64) for _ in range(unverified)]
                 writes.add(name, table, right, garbage, 0)
             row.computed = right
             # Each accepted draft is a token, and one more token is sampled after it.
@@ -167,12 +194,38 @@ class ModelRunner:
                     Property.CORRECT_BYTES, f"request {name} has {row.computed} tokens, vLLM says {computed}"
                 )
 
-    def block_words(self, group: int, block: int, truth: KnownTokens) -> Words:
-        """The words of a full block of these tokens in this group, before a rank mixes them."""
+    def block_versions(self, group: int, block: int, truth: KnownTokens) -> list[Words]:
+        """All right words of a full block of these tokens in this group, before a rank mixes them."""
         first, end, salt = block * BLOCK_TOKENS, (block + 1) * BLOCK_TOKENS, self._salt(group)
         if self._windows[group] == STATES:
-            return np.array(_state_words(truth, end, salt), np.uint64)
-        return np.array([_word(hash, salt) for hash in truth.hashes(first, end)], np.uint64)
+            return [np.array(_state_words(truth, end, salt), np.uint64)]
+        words = [_word(hash, salt) for hash in self._hashes(group, truth, first, end)]
+        last = self._versions(truth, end - 1) if group == self._drafter else words[-1:]
+        return [np.array([*words[:-1], word], np.uint64) for word in last]
+
+    def _hashes(self, group: int, truth: KnownTokens, first: int, end: int) -> list[int]:
+        """The hashes of what the words of these tokens depend on in this group."""
+        behind = int(group == self._drafter)
+        return truth.hashes(first + behind, end + behind)
+
+    def _note_last_words(self, truth: KnownTokens, begin: int, end: int) -> None:
+        """Note the words that the drafter computes for the last tokens of blocks."""
+        for token in range(begin + BLOCK_TOKENS - 1 - begin % BLOCK_TOKENS, end, BLOCK_TOKENS):
+            word = self._drafted(truth, token)
+            self._last_words.setdefault(self._prefix(truth, token), set()).add(word)
+
+    def _versions(self, truth: KnownTokens, token: int) -> Collection[int]:
+        """The words that the drafter's layers have computed for the last token of a block."""
+        return self._last_words.get(self._prefix(truth, token), ())
+
+    def _prefix(self, truth: KnownTokens, token: int) -> int:
+        (hash,) = truth.hashes(token, token + 1)
+        return _word(hash, self._salt(0))
+
+    def _drafted(self, truth: KnownTokens, token: int) -> int:
+        assert self._drafter is not None
+        (hash,) = self._hashes(self._drafter, truth, token, token + 1)
+        return _word(hash, self._salt(self._drafter))
 
     def _salt(self, group: int) -> int:
         return (self.epoch << 8) + group
@@ -194,6 +247,12 @@ class _PlaceList:
         self._offsets: list[int] = []
         self._words: list[int] = []
         self._names: list[str] = []
+        self._versions: dict[int, Collection[int]] = {}
+
+    def add_versions(self, first: int, end: int, versions: Callable[[int], Collection[int]]) -> None:
+        """Note which words the last tokens of blocks may have, of the tokens that are added next."""
+        for token in range(first + BLOCK_TOKENS - 1 - first % BLOCK_TOKENS, end, BLOCK_TOKENS):
+            self._versions[len(self._words) + token - first] = versions(token)
 
     def add(self, name: str, table: Sequence[int], first: int, words: Sequence[int], salt: int) -> None:
         for place, word in enumerate(words, first):
@@ -219,4 +278,5 @@ class _PlaceList:
             np.array(self._offsets, np.int64),
             np.array(self._words, np.uint64),
             tuple(self._names),
+            self._versions,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping
 from random import Random
@@ -264,6 +265,9 @@ TARGETS: dict[str, WalkTarget] = {
 
 def _vllm_world(shape: EngineShape) -> World:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM would log to standard output
+    if not (logger := logging.getLogger("kvsm")).handlers:
+        # Python prints the warnings of a logger that has no handler.
+        logger.addHandler(logging.NullHandler())
     try:
         from kvsm.check.vllm_fuzz.vllm_world import VllmWorld
     except ModuleNotFoundError as error:
