@@ -155,7 +155,7 @@ def test_the_machine_finds_bugs_that_show_quickly(id: str) -> None:
 @pytest.mark.slow
 def test_every_bug_of_today_is_found_and_the_unchanged_code_is_clean() -> None:
     """The traces of explorations are shortest; those of walks are reduced."""
-    found, today = {}, of_today([*EXHIBITS], 6)
+    found, today = {}, of_today([*EXHIBITS], 12)
     for result in search_all([*today, CLEAN], ForkedProcesses(2)):
         assert result.is_as_expected, result
         if result.finding is not None:
