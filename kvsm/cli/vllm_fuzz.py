@@ -192,8 +192,8 @@ def vllm_fuzz(
 
     Checked: every block that a step reads holds the words of its tokens; no block is written during a copy;
     no call raises; what is stored is served; all work ends, and each end is reported once. Then every client
-    has its tokens, no device block is held, KV events match, no host slot is lost, and no thread is left. One
-    run in a hundred is made again in a process with another hash seed: its log must be the same.
+    has its tokens, no device block is held, KV events match, no host slot is lost, no thread is left, and the
+    log of one run in a hundred is the same in another process.
 
     \b
     Examples:
@@ -207,8 +207,7 @@ def vllm_fuzz(
     of KvsmConnector also hang, or take longer than transfer_timeout_s.
 
     With --systematic N, each schedule of at most N actions runs in two small engines: one executes steps one
-    after the other, in the other they overlap. There are ten actions and up to seven faults. Each increment
-    of N takes seven to twelve times as long.
+    after the other, in the other they overlap. Each increment of N takes seven to twelve times as long.
 
     Each different defect is printed as numbered steps, and saved with a test for pytest that fails until the
     defect is fixed. The command that repeats it, `kvsm fuzz --replay DIR`, is printed, too. Two failures
