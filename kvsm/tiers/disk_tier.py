@@ -54,6 +54,7 @@ import msgspec
 
 from kvsm.core.offloader import Offloader, PendingHit
 from kvsm.core.offloader.matching import may_defer
+from kvsm.core.offloader.storing import recall
 from kvsm.core.plan import TransferJob, WorkerReport
 from kvsm.errors import ConfigError, LimitReached
 from kvsm.events import Direction, OffloadConfig
@@ -407,6 +408,7 @@ class DiskTier:
         slots = [host.ledger.index[key] for key in keys]
         # Tell the disk's core that its device blocks, the host slots, have new content.
         disk.rewrite(slots)
+        recall(disk, keys)
         prepared = disk.store((), keys, slots, spared=spared(host, disk, len(keys)))
         job = prepared.job
         self._note_not_stored(len(keys) - len(prepared.keys))

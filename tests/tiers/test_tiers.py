@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -438,6 +439,22 @@ def test_a_smaller_disk_keeps_what_was_used_last() -> None:
     tiers.use("r", KEYS[:1])
     tiers.write_through(KEYS[2:3])
     assert [*map(tiers.tier.has, KEYS[:3])] == [True, False, True]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_disk_as_large_as_the_host_keeps_what_the_host_has(policy: str) -> None:
+    """Also when a key that its policy remembers changes the order of eviction."""
+    for seed in range(20):
+        tiers, chance = Tiers(policy=policy, disk=HOST), random.Random(seed)
+        for number in range(60):
+            key = chance.choice(KEYS[: HOST + 3])
+            if key in tiers.host.ledger.index:
+                tiers.use(f"r{number}", [key])
+            else:
+                tiers.store([key])
+            for job in tiers.tier.plan():
+                tiers.end(job)
+            assert all(map(tiers.tier.has, tiers.host.ledger.index))
 
 
 def test_a_block_waits_while_copies_hold_all_slots_of_the_disk() -> None:

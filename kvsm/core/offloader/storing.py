@@ -524,9 +524,7 @@ def _room_for(
     if len(keys) > free:
         barred = frozenset(protected).union(ledger.copied_out)
         keys = keys[: free + _evictable(core, barred)]
-    recalled = policy.recall(keys)
-    if recalled:
-        core.emit(ev.KeysRecalled, keys_of("policy.recall", recalled))
+    recall(core, keys)
     lacking = len(keys) - free
     if lacking <= 0:
         return len(keys), None
@@ -535,6 +533,16 @@ def _room_for(
         return free, None
     victims = ids_of("policy.choose", "victims", choice.victims)
     return len(keys), Choice(victims, ids_of("policy.choose", "moved", choice.moved))
+
+
+def recall(core: EventEmitter, keys: Sequence[bytes]) -> None:
+    """Let the policy adapt to those of these keys that it remembers, as their store does before it evicts.
+
+    Afterwards `next_victims` are the victims of that store.
+    """
+    recalled = core.ledger.policy.recall(tuple(keys))
+    if recalled:
+        core.emit(ev.KeysRecalled, keys_of("policy.recall", recalled))
 
 
 def _evictable(core: EventEmitter, barred: Collection[int]) -> int:
