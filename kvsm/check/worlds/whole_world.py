@@ -20,6 +20,7 @@ Checked besides:
 - no copy writes a slot that another one touches: no reuse in flight (S3);
 - after a failed copy its target lacks the key: failure is not success (S6);
 - what was fetched for a waiting request is held until it loads it: a match holds what it counts (S7);
+- from each state the world comes to rest within a bound: progress (S9);
 - at rest each idle block of the host is on the disk, with the exceptions of `kvsm.check.worlds.tier_rest`;
 - jobs leave, and a reset returns, only when their events are in the log: no stale data (S14);
 - the next process takes over exactly the blocks that the log of the killed one names as stored (events are
@@ -61,6 +62,8 @@ from kvsm.states.lease import LeaseState
 from kvsm.states.words import STATE_MASK
 from kvsm.tiers import disagreements
 
+_MOST_WINDING = 4_000
+"""More actions than any run needs to come to rest."""
 _TRIES = 16
 """After so many draws any action is taken, because the run must continue."""
 _USUAL = 0.85
@@ -123,6 +126,8 @@ class WholeWorld(WiderServing):
 
     def __init__(self, options: WholeOptions, *, keep_events: bool = True) -> None:
         self._disk_over: WorkerReport | None = None
+        self._winding = 0
+        """How often the way to rest was asked for since the last action was drawn."""
         self._history = blake2b(digest_size=16)
         self._shares: Callable[[str], float] = lambda _: 1.0
         budgets = options.budgets
@@ -203,6 +208,10 @@ class WholeWorld(WiderServing):
         return [transfer for transfer in self.engine.disk.copies if transfer in self.engine.disk.tier.copies]
 
     def wind_down(self) -> Action | None:
+        self._winding += 1
+        if self._winding > _MOST_WINDING:
+            message = f"{_MOST_WINDING} actions towards rest have not led there"
+            raise PropertyBroken(Property.PROGRESS, message)
         disk = self.engine.disk
         for copy in disk.copies.values():
             return ("disk", 0, min(copy.left))
@@ -213,6 +222,7 @@ class WholeWorld(WiderServing):
 
         Raises `IndexError`, which ends a run, when nothing is left to do.
         """
+        self._winding = 0
         usual: list[Action] = []
         rare: dict[str, list[Action]] = {}
         for action in self.actions():
