@@ -26,7 +26,7 @@ def draw_whole(random: Random) -> WholeOptions:
     trouble = random.choice((TroubleLevel.CALM, TroubleLevel.ROUGH, TroubleLevel.ROUGH, TroubleLevel.STORM))
     budgets = _draw_budgets(random, layers.budgets, trouble)
     fields = msgspec.structs.asdict(layers)
-    if budgets.kills or budgets.power_losses:
+    if budgets.kills or budgets.power_losses or budgets.log_faults:
         # Each client sends its request again, so none may have taken its name.
         fields |= {"names": 0, "requests": layers.requests * 2}
     return WholeOptions(
