@@ -117,7 +117,7 @@ def _flushes_late(patch: pytest.MonkeyPatch) -> None:
         (_is_not_asked, {Property.STORED_SO_SERVED, Property.STORED_ONCE}),
         (_forgets_a_slot, {Property.FULL_OFFLOAD}),
         (_believes_failures, {Property.FAILURE_IS_NOT_SUCCESS}),
-        (_keeps_what_was_reset, {Property.NO_STALE_DATA}),
+        (_keeps_what_was_reset, {Property.NO_STALE_DATA, Property.CONSERVATION}),
         (_has_one_era, {Property.NO_STALE_DATA}),
         (_is_always_warm, {Property.EVENTS_ARE_STATE}),
         (_flushes_late, {Property.NO_STALE_DATA}),
