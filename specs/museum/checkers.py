@@ -408,6 +408,8 @@ CHECKERS = (
         defer_ticks=2,
         last_step=LastStep.FLUSH,
     ),
+    # Scheduler, host pool, disk tier and log together, over processes.
+    seeded_walk("whole", of_target("whole"), runs=120),
     *(ADAPTER_CHECKERS if VLLM_IS_THERE else ()),
 )
 """The checkers that can run here: without vLLM, all but `ADAPTER_CHECKERS`."""

@@ -40,6 +40,7 @@ THOUGHTS = "walk: serving, second thoughts"
 LAYERS_AGAIN = "walk: serving with layers, again"
 DRAFTS_AGAIN = "walk: serving, chunks and drafts, again"
 LOST = "walk: serving, lost loads"
+WHOLE = "walk: whole"
 LAZY_AND_EAGER = "walk: serving, lazy and eager"
 VLLM, VLLM_LIVES, VLLM_TROUBLES = "walk: vllm", "walk: vllm lives", "walk: vllm troubles"
 """Only where vLLM is."""
@@ -198,6 +199,10 @@ FOUND = {
     "M134": FoundBy(LAYERS, Property.STORED_SO_SERVED, 10),
     "M135": FoundBy(AUDITED_SERVING, Property.STORED_SO_SERVED, 36),
     "M136": FoundBy(LAYERS, Property.STORED_ONCE, 46),
+    "M140": FoundBy(WHOLE, Property.STORED_SO_SERVED, 43),
+    "M142": FoundBy(WHOLE, Property.PROGRESS, 2),
+    "M143": FoundBy(WHOLE, Property.STORED_SO_SERVED, 67),
+    "M144": FoundBy(WHOLE, Property.STORED_SO_SERVED, 25),
     "M150": FoundBy(THREADS, Property.FAILURE_IS_NOT_SUCCESS, 16),
     "M151": FoundBy(FAILING_LOG, Property.EVENTS_ARE_STATE, 25),
     "M152": FoundBy(HAND_OVER, Property.ONE_RELEASE_PER_HOLD, 5),
@@ -208,6 +213,9 @@ FOUND = {
 }
 
 MISSED = {
+    "M141": Missed(
+        Need.RUNS, "More runs of the walk `whole`: another draw of its options found it within 300 runs."
+    ),
     "M37": Missed(Need.RUNS, "1,500 runs of the walk of the core; 48 are walked."),
     "M81": Missed(
         Need.SAVED,

@@ -183,4 +183,82 @@ TIERING = (
             ),
         ),
     ),
+    Mutant(
+        id="M140",
+        area=AREA,
+        title="a request waits for a copy to the disk",
+        story="A copy to the disk is a load in the host's ledger, so a request waits for its end as for a "
+        "load of another request, although the host can read all of its blocks. kvsm did this.",
+        shows_when="A prompt is asked for again while its blocks are written to the disk.",
+        breaks=Property.STORED_SO_SERVED,
+        edits=(
+            Edit(
+                "kvsm.core.offloader.matching:in_flight",
+                "is_load = transfer.direction is LOAD and not ledger.requests[transfer.owners[0][0]].target",
+                "is_load = transfer.direction is LOAD",
+            ),
+        ),
+    ),
+    Mutant(
+        id="M141",
+        area=AREA,
+        title="a request is kept waiting by what it holds itself",
+        story="The blocks that were fetched for a request count against it when it needs more of them, so a "
+        "long prompt is served the shorter hit. kvsm did this.",
+        shows_when="The device loses the beginning of a prompt whose rest was fetched, and all of it is more "
+        "than half of the host.",
+        breaks=Property.STORED_SO_SERVED,
+        edits=(Edit("kvsm.tiers.fetches:Fetches._held", "elif name != but_of:", "else:"),),
+    ),
+    Mutant(
+        id="M142",
+        area=AREA,
+        title="next victims are written to a small disk for ever",
+        story="With write-back each next victim that the disk lacks is written to it, and evicts another "
+        "one. An idle engine never stops. kvsm did this.",
+        shows_when="Write-back, and a disk that has no room for a fourth of the host.",
+        breaks=Property.PROGRESS,
+        edits=(
+            Edit(
+                f"{_TIER}._queue_next_victims",
+                "self._queue([key for key in keys if key not in below and key not in self._written])",
+                "self._queue([key for key in keys if key not in below])",
+            ),
+        ),
+    ),
+    Mutant(
+        id="M143",
+        area=AREA,
+        title="a hit that is partly on the host is not fetched",
+        story="The scheduler asks the disk for the hit that the disk has alone, so a prompt whose first "
+        "blocks are on the host, but not on the disk, is served no block of the disk.",
+        shows_when="The disk has evicted the first block of a prompt, and the host has only this one.",
+        breaks=Property.STORED_SO_SERVED,
+        edits=(
+            Edit(
+                "kvsm.core.scheduler.scheduler:OffloadScheduler._fetch",
+                "end = lookup.longest_hit(limit, lambda key: key in index or below.has(key))",
+                "end = lookup.longest_hit(limit, below.has)",
+            ),
+        ),
+    ),
+    Mutant(
+        id="M144",
+        area=AREA,
+        title="only the chunks of the first group are fetched",
+        story="The number of keys to fetch is computed from the tokens of the hit, as if there were one "
+        "group of full attention. The chunks of a window stay on the disk, and the request waits in vain.",
+        shows_when="Two groups, and the disk has a prompt that the host has lost.",
+        breaks=Property.STORED_SO_SERVED,
+        edits=(
+            Edit(
+                "kvsm.core.scheduler.scheduler:OffloadScheduler._fetch",
+                "keys, parents = lookup.needed_keys(end), tuple(lookup.parents(end).items())",
+                """
+                chunks = (end - tracked.local) // self._chunk_tokens or 1
+                keys, parents = lookup.needed_keys(end)[:chunks], ((0, b""),)
+                """,
+            ),
+        ),
+    ),
 )
