@@ -6,14 +6,13 @@ longest answer then follows from the definition of each group: it ends at the la
 read there is known. How a connector searches for its hits plays no part.
 
 vLLM's own connectors also want the block behind the hit, if a drafter has KV cache: the drafter's KV of a
-block's last token depends on the token behind the block (`use_eagle_block_drop`). For which groups they want
-it depends on how vLLM batches the groups, so here it must be known for all groups with attention.
+block's last token depends on the token behind the block (`use_eagle_block_drop`). They want it for the
+drafter's group, or for all groups with attention if vLLM has marked none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Collection, Sequence
 
 from kvsm.check.vllm_fuzz.shape import BLOCK_TOKENS, STATES
 from kvsm.check.worlds.longest_hit import tokens_read
@@ -26,14 +25,14 @@ class KnownBlocks:
     windows: the sliding window of each KV cache group (tokens); 0 for full attention, `STATES` for mamba
         states.
     chunk: device blocks in a chunk of the connector: answers end with a chunk, and have at least one.
-    drops: whether the connector may want the chunk behind the hit, too.
+    drops: the groups of which the connector may want the chunk behind the hit, too.
     """
 
-    def __init__(self, windows: Sequence[int], chunk: int = 1, *, drops: bool = False) -> None:
-        self._dropped = chunk if drops else 0
+    def __init__(self, windows: Sequence[int], chunk: int = 1, drops: Collection[int] = ()) -> None:
         self._groups = [_group(window) for window in windows]
         self._known: list[set[int]] = [set() for _ in windows]
         self._chunk = chunk
+        self._dropped = [chunk if group in drops else 0 for group in range(len(windows))]
 
     def add(self, group: int, block: int) -> None:
         """Record that the connector has a block."""
@@ -46,29 +45,36 @@ class KnownBlocks:
             for known, group in zip(self._known, self._groups):
                 known |= _blocks_read(group, computed, end)
 
+    def served(self, end: int) -> None:
+        """Record that the connector has all that a hit up to `end` needs."""
+        for known, group, dropped in zip(self._known, self._groups, self._dropped):
+            known |= _wanted(group, 0, end, dropped)
+
     def longest(self, computed: int, most: int) -> int:
         """Return the end of the longest answer that must be given; `computed` for none.
 
         most: the last possible end.
         """
         first = computed + self._chunk
-        for end in range(most - most % self._chunk - self._dropped, first - 1, -self._chunk):
-            if all(map(partial(self._knows, computed, end), self._groups, self._known)):
+        for end in range(most - most % self._chunk - max(self._dropped), first - 1, -self._chunk):
+            groups = zip(self._known, self._groups, self._dropped)
+            if all(_wanted(group, computed, end, dropped) <= known for known, group, dropped in groups):
                 return end
         return computed
-
-    def _knows(self, computed: int, end: int, group: KVCacheGroup, known: set[int]) -> bool:
-        """Whether all blocks of this group are known that may be wanted for a hit up to `end`."""
-        wanted = _blocks_read(group, computed, end)
-        if self._dropped and group.kind is not GroupKind.MAMBA:
-            wanted |= _blocks_read(group, computed, end + self._dropped)
-        return wanted <= known
 
 
 def _group(window: int) -> KVCacheGroup:
     if window == STATES:
         return KVCacheGroup(BLOCK_TOKENS, GroupKind.MAMBA)
     return KVCacheGroup(BLOCK_TOKENS, GroupKind.SLIDING_WINDOW if window else GroupKind.FULL, window)
+
+
+def _wanted(group: KVCacheGroup, computed: int, end: int, dropped: int) -> set[int]:
+    """The blocks of a group that may be wanted for a hit up to `end`, and for the blocks behind it."""
+    wanted = _blocks_read(group, computed, end)
+    if dropped and group.kind is not GroupKind.MAMBA:
+        wanted |= _blocks_read(group, computed, end + dropped)
+    return wanted
 
 
 def _blocks_read(group: KVCacheGroup, computed: int, end: int) -> set[int]:

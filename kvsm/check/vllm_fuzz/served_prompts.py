@@ -101,8 +101,8 @@ class ServedPrompts:
         if len(ends) < blocks:
             return
         count_case(Property.STORED_SO_SERVED, "prompts of a run that were asked for at rest")
-        drops = bool(self._shape.drafter) and not is_kvsm(part)
-        known = KnownBlocks(self._shape.windows_of_groups, self._chunk, drops=drops)
+        drops = () if is_kvsm(part) else self._shape.dropping_groups
+        known = KnownBlocks(self._shape.windows_of_groups, self._chunk, drops)
         for computed, end in enumerate(ends):
             known.answered(computed, min(end, blocks))
         self._compare(known, ends, name, "its answers to this prompt contain them")
@@ -118,7 +118,10 @@ class ServedPrompts:
             count_case(Property.STORED_SO_SERVED, "served prompts that the host has room for")
             # With sliding windows, vLLM keeps only the blocks that the same prompt would read again.
             tokens = like.num_prompt_tokens - any(self._shape.windows_of_groups)
-            known.answered(0, tokens // BLOCK_TOKENS)
+            chunks = tokens // (BLOCK_TOKENS * self._chunk) - bool(drops)
+            # Of a window, a request may not store the blocks that another one has computed.
+            if not (drops and any(self._shape.windows_of_groups)) or self._is_alone(like):
+                known.served(max(0, chunks) * self._chunk)
             self._compare(known, ends, name, f"request {name} was served, and nothing was evicted")
         again = [_ask(part, request, computed) for computed in range(blocks)]
         for computed, (first, second) in enumerate(zip(ends, again)):
@@ -149,6 +152,12 @@ class ServedPrompts:
                     f"a prompt like that of {name} is served up to block {end} behind {computed} blocks, and "
                     f"the connector has what it needs up to block {longest}: {why}"
                 )
+
+    def _is_alone(self, request: Request) -> bool:
+        """Whether no other request begins with its first block."""
+        first = request.block_hashes[:1]
+        same = [other for other in self._engine.asked.values() if other.block_hashes[:1] == first]
+        return len(same) == 1
 
     def _is_stored(self, request: Request) -> bool:
         """Whether the request was served, and its blocks cannot have been lost by a reset or a fault."""

@@ -134,6 +134,14 @@ class EngineShape(msgspec.Struct, frozen=True, kw_only=True):
         return 0 if self.drafter == "shared" else self.drafter_group
 
     @property
+    def dropping_groups(self) -> tuple[int, ...]:
+        """The groups for which vLLM's connectors may want the block behind a hit. If no group is marked, vLLM
+        may take each for the drafter's."""
+        if not self.drafter:
+            return ()
+        return tuple(range(self.groups)) if self.eagle_group is None else (self.eagle_group,)
+
+    @property
     def groups(self) -> int:
         """The number of KV cache groups."""
         return len(self.windows_of_groups)
