@@ -14,7 +14,7 @@ from random import Random
 
 import msgspec
 
-from kvsm.check.vllm_fuzz.shape import draw_shape
+from kvsm.check.vllm_fuzz.shape import draw_options, draw_shape
 from kvsm.check.walks.targets import case_of
 from kvsm.check.worlds.world import World
 
@@ -23,7 +23,7 @@ VLLM_IS_THERE = find_spec("vllm") is not None
 
 def adapted(random: Random) -> World:
     """Return a vLLM engine with `KvsmConnector`, of any shape; half of the engines have faults."""
-    shape = msgspec.structs.replace(draw_shape(random, _faults()), connector="KvsmConnector")
+    shape = draw_options(draw_shape(random, _faults(), mamba=True, drafters=True), random)
     return case_of("vllm", msgspec.to_builtins(shape)).make()
 
 

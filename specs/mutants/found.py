@@ -52,7 +52,6 @@ class Need(Enum):
     WORKERS = "The real `Worker`, and the engines around and beside the one of streams"
     SAVED = "An exploration that takes each state in several ways, of more scopes"
     RUNS = "More runs of a walk that draws what shows them"
-    VLLM = "The world around the adapters for vLLM: other engines, longer runs, and more that is checked"
 
 
 class Missed(NamedTuple):
@@ -186,6 +185,8 @@ FOUND = {
     "M119": FoundBy(THREADS, Property.COPY_ORDER, 5),
     "M120": FoundBy(HAND_OVER, Property.PUBLISH_AFTER_COMMIT, 36),
     "M121": FoundBy(LOADING, Property.PUBLISH_AFTER_COMMIT, 43),
+    "M122": FoundBy(VLLM, Property.ONE_RELEASE_PER_HOLD, 15),
+    "M123": FoundBy(VLLM, Property.COPY_ORDER, 4),
     "M124": FoundBy(VLLM_LIVES, Property.COPY_ORDER, 4),
     "M125": FoundBy(VLLM_LIVES, Property.CORRECT_BYTES, 4),
     "M126": FoundBy(VLLM_LIVES, Property.PROGRESS, 2),
@@ -222,8 +223,4 @@ MISSED = {
         "Two ways to a state that differ only in whether its waiting store was tried. The exploration of "
         "one future saw it until the scheduler began to note offers that lack room.",
     ),
-    "M122": Missed(
-        Need.VLLM, "A model with mamba layers and a reset: at rest each block's references are zero."
-    ),
-    "M123": Missed(Need.VLLM, "A state that is offered in the step in which its request is preempted."),
 }
