@@ -200,6 +200,8 @@ def draw_options(shape: EngineShape, random: Random) -> EngineShape:
     """Draw what only kvsm's connector has: its options, and whether requests wait."""
     others = Random(f"options {random.getstate()}")
     extra, waits = others.choice(OPTIONS), others.random() < 0.8
+    if shape.mamba and "blocks_per_chunk" in extra:
+        extra = {}  # kvsm refuses chunks of states
     return msgspec.structs.replace(shape, extra=extra, waits=waits)
 
 
