@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mutants import MUTANTS
-from mutants.alone import FOUND_ALONE
+from mutants.alone import FOUND_ALONE, SEARCHED_FOR
 from mutants.found import FOUND, MISSED, Need
 
 README = Path(__file__).with_name("README.md")
@@ -39,9 +39,12 @@ def _score() -> str:
 
 def _alone() -> str:
     """Return how many mutants the targets of `kvsm fuzz` find by themselves, with each seed."""
-    figures = " and ".join(f"{len(found)} with seed {seed}" for seed, found in FOUND_ALONE.items())
+    figures = ", and ".join(
+        f"{len(found)} of {SEARCHED_FOR[seed]} that were searched for with seed {seed}"
+        for seed, found in FOUND_ALONE.items()
+    )
     rows = [
-        f"**Of {len(MUTANTS)}, targets of `kvsm fuzz` alone find at least {figures}.**\n",
+        f"**Targets of `kvsm fuzz` alone find {figures}; there are {len(MUTANTS)}.**\n",
         f"\n| target | {' | '.join(f'found with seed {seed}' for seed in FOUND_ALONE)} |\n",
         f"| --- |{' --: |' * len(FOUND_ALONE)}\n",
     ]
