@@ -372,7 +372,10 @@ def _matched(future: _Future, recorded: Ledger, event: ev.HitMatched) -> None:
             break
         slots.append(slot)
     on_host = _on_host(event.on_host, len(keys), len(slots), future.core.config.blocks_per_chunk)
-    future.core.pin(event.request, slots, missed, event.asked, event.on_device, on_host)
+    asked = event.asked
+    if event.on_device is None and missed is None:
+        asked = on_host  # The log does not name the keys behind the one that it missed.
+    future.core.pin(event.request, slots, missed, asked, event.on_device, on_host)
 
 
 def _on_host(logged: int | None, served: int, serves: int, blocks_per_chunk: int) -> int | None:
