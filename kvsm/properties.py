@@ -46,7 +46,7 @@ class Property(Enum):
         "S6",
         "failure is not success",
         "A failed copy never makes a block readable or a request loaded, and the request learns which blocks "
-        "to recompute. A store on disk counts as durable only after a flush that began after its writes.",
+        "to recompute; a store on disk counts as durable only after a flush that began after its writes.",
     )
     MATCH_HOLDS = (
         "S7",
@@ -69,7 +69,7 @@ class Property(Enum):
         "S10",
         "events are state",
         "Folding the log gives the live state, and folding the published KV events gives exactly the "
-        "matchable keys. An event is written before anybody acts on it, and no part of a log is deleted "
+        "matchable keys; an event is written before anybody acts on it, and no part of a log is deleted "
         "before the next part is durable.",
     )
     DETERMINISM = (
