@@ -231,7 +231,8 @@ def test_a_run_ends_when_nothing_can_happen() -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_unmutated_code_passes(target: str) -> None:
-    result = walk(lambda random: draw_case(target, random).make(), 1, operations=300)
+    operations = 20 if target == "restored" else 300  # Each of its operations starts dozens of processes.
+    result = walk(lambda random: draw_case(target, random).make(), 1, operations=operations)
     assert result.failure is None, result.failure
 
 
