@@ -44,8 +44,8 @@ A process that continues a log may be killed at any step. After each step the lo
 
 1. Unpublished segments are deleted. No reader sees them.
 2. A torn end is cut, as a reader would cut it.
-3. The last segment's bytes are written once more, older segments are synced, and the new segment is written
-   and synced under a temporary name.
+3. The last segment's bytes are written once more, older segments and their names are synced, and the new
+   segment is written and synced under a temporary name.
 4. The new segment is renamed. Now the log ends with a segment without events.
 """
 
@@ -66,6 +66,7 @@ from kvsm.core.log.retention import Retention
 from kvsm.core.log.segment_file import SegmentFile
 from kvsm.core.log.segment_maker import SegmentMaker
 from kvsm.errors import LogError, LogWriteFailed
+from kvsm.system.private_files import sync_directory
 
 
 class EndedLog(NamedTuple):
@@ -213,7 +214,8 @@ def begin_life(
 
 
 def _inherit(end: EndedLog, retention: Retention, syncs: bool) -> None:
-    """Add the older segments to `retention`. Cut the torn end, and sync bytes that may not be synced yet."""
+    """Add the older segments to `retention`. Cut the torn end, and sync bytes and names that may not be
+    synced yet."""
     paths = segment_paths(end.claimed.path)
     for path in paths:
         older = SegmentFile(end.claimed.path, first_event(path))
@@ -229,3 +231,5 @@ def _inherit(end: EndedLog, retention: Retention, syncs: bool) -> None:
         finally:
             older.close()
         retention.inherit(older)
+    if syncs and paths:
+        sync_directory(end.claimed.path)  # Before retention deletes a segment: see `_delete_oldest`.

@@ -225,6 +225,10 @@ class SegmentFile:
         self.sync()
         self.synced = synced
 
+    def is_durable_to(self, offset: int) -> bool:
+        """Whether a power loss leaves the file, under its name, with the bytes up to `offset`."""
+        return self.synced.offset == offset and self.name_is_durable
+
     def sync_name(self) -> None:
         """Wait until the name is on the disk, if it was published."""
         if self._named and not self.name_is_durable:

@@ -40,14 +40,14 @@ class Syncing:
             return
         if self.waits:
             self.sync(place)
-        elif segment.synced.offset != place.offset and (opening is None or not opening.forbids_sync()):
+        elif not segment.is_durable_to(place.offset) and (opening is None or not opening.forbids_sync()):
             self.thread.begin(SyncJob(segment, Synced(place.offset, place.first - 1, now)))
 
     def sync(self, place: WritePlace) -> None:
         """Wait until all bytes up to `place` are durable. Raises `OSError` if a sync fails or has failed."""
         segment = place.segment
         self.thread.wait()
-        if not self.syncs or segment.synced.offset == place.offset:
+        if not self.syncs or segment.is_durable_to(place.offset):
             return
         if segment.sync_failure is not None:
             raise segment.sync_failure

@@ -214,6 +214,21 @@ def test_nothing_is_deleted_before_the_new_name_is_durable(
     assert [path for path in deleted if path.suffix == ".kvsm"]
 
 
+def test_the_name_of_a_new_segment_becomes_durable_without_new_events(tmp_path: Path) -> None:
+    """Its bytes were synced before it got the name. Until the name is synced, too, a power loss leaves the
+    segment before, whose last events may not be synced."""
+    with slow_openings():
+        life = Life(tmp_path / "log", segment_bytes=1, **THREADED)
+        until(lambda: bool(life.append(1)) and len(names(tmp_path / "log")) > 1)
+
+        def is_durable() -> bool:
+            life.writer.flush()
+            return life.writer._place.segment.name_is_durable
+
+        until(is_durable)
+        life.writer.close()
+
+
 def test_a_killed_process_leaves_all_events_in_the_segment_before(tmp_path: Path) -> None:
     """The segment that it was making has no name. The next life deletes it."""
     life = SlowLife(tmp_path / "log", segment_bytes=1)

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from log_life import CONFIG, Life, directory, event, names, read, write
+from log_life import CONFIG, Life, directory, event, names, read, write, write_open
 
 from examples import examples
-from kvsm.core.log import LogReader, LogWriter, WholeState
+from kvsm.core.log import LogDirectory, LogReader, LogWriter, WholeState, find_end
 from kvsm.core.log.frames import RUN_BYTES
 from kvsm.core.log.retention import Retention
 from kvsm.core.log.segment_file import SegmentFile
@@ -223,6 +223,31 @@ def test_a_snapshot_that_the_limit_cannot_hold_is_told(tmp_path: Path, choice: A
             assert writer.dropped == 0
             append_all(writer, 2000)
             assert writer.dropped > 0
+
+
+def test_a_new_life_syncs_the_names_of_the_last_one_before_it_deletes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A killed process may have left a newest segment without a durable name. A power loss could take that
+    name, and the older segments would be gone already."""
+    path = tmp_path / "log"
+    write_open(path, [9] * 100, durability="every", segment_bytes=1000)
+    end, calls = find_end(LogDirectory(path)), list[str]()
+    fsync, unlink = os.fsync, Path.unlink
+
+    def note_sync(descriptor: int) -> None:
+        fsync(descriptor)
+        calls.append("sync" if os.path.samestat(os.fstat(descriptor), path.stat()) else "other sync")
+
+    def note_unlink(file: Path, missing_ok: bool = False) -> None:
+        unlink(file, missing_ok)
+        calls.append("delete")
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(Path, "unlink", note_unlink)
+    life = Life(end, durability="every", segment_bytes=1000, max_bytes=6000)
+    life.writer.close()
+    assert calls[:2] == ["sync", "delete"]
 
 
 def append_all(writer: LogWriter, count: int) -> None:
