@@ -116,7 +116,7 @@ FOUND_ALONE: Mapping[int, Mapping[str, FoundAlone]] = {
         "M83": FoundAlone("log-ahead", Property.EVENTS_ARE_STATE, 1, 1337),
         "M84": FoundAlone("log-ahead", Property.EVENTS_ARE_STATE, 2, 2157),
         "M86": FoundAlone("restarts", Property.EVENTS_ARE_STATE, 5, 6002),
-        "M87": FoundAlone("log", Property.EVENTS_ARE_STATE, 37, 8375),
+        "M87": FoundAlone("log", Property.EVENTS_ARE_STATE, 40, 9972),
         "M88": FoundAlone("restarts", Property.LEGAL_CALLS, 0, 7),
         "M91": FoundAlone("restarts", Property.EVENTS_ARE_STATE, 0, 123),
         "M92": FoundAlone("restarts", Property.EVENTS_ARE_STATE, 0, 7),

@@ -8,9 +8,12 @@ A reader then finds the appended events, each once and in order: events are stat
 reported:
 
 - an event that a sync has made durable is found, whatever fails later;
+- an engine that flushes on without new events soon has made all events durable: progress (S9);
 - if a mark says from which event on a log is broken, all earlier events are found;
 - a log that was closed normally has all events except those that it reports as lost;
-- the log stops, or has a gap, only if a system call has failed: progress (S9).
+- the log stops, or has a gap, only if a system call has failed: progress (S9);
+- a log begins later than with its first event only if it has a limit of bytes, and an old segment is deleted
+  only when the names of all newer ones are on the disk.
 """
 
 from __future__ import annotations
@@ -42,33 +45,56 @@ _FEWEST_BYTES, _MOST_BYTES = 200, 1 << 20
 """The range of a segment's size."""
 _SIZES = (20, 300, 900)
 """The sizes of events."""
+_SIZES_IN_A_LIMIT = (20, 20, 300)
+"""The sizes of events in a log with a limit of bytes."""
+_MAX_BYTES = 12_000
+"""The drawn limit of bytes: room for several small segments."""
+_MOST_UNWRITTEN = 4
+"""The most events between two flushes in a log with a limit of bytes: they must fit in it together."""
+_LEAST_BYTES = 8_000
+"""The least limit, besides two segments: room for four heads, and for the events between two flushes."""
+_IDLE_FLUSHES = 12
+"""More flushes than a writer needs to sync, or to open a segment and sync its name."""
 _SEEDS = 100
 """Faults and power losses are drawn from one of so many seeds."""
 _ENDS = ("close", "kill", "lose_power")
-_LIKELY = (*["append", "flush", "sync", "open"] * 4, *["fail_write", "fail_sync"] * 3, *_ENDS)
+_WRITES = ("append", "flush", "sync", "open")
+_LIKELY = (*_WRITES * 4, *["fail_write", "fail_sync"] * 3, "rest", *_ENDS)
+_LIKELY_IN_LONG_LIVES = (*_WRITES * 12, "fail_write", "fail_sync", "rest", "lose_power", *_ENDS)
 
 
 class LogWorldOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The parameters of `LogWriter`. A log without syncs promises no durability. Raises `ConfigError`."""
+    """The parameters of `LogWriter`. A log without syncs promises no durability. Raises `ConfigError`.
+
+    long_lives: whether processes write for long. Then a log within `max_bytes` deletes old segments.
+    """
 
     durability: Literal["interval", "every"] = "interval"
     sync_thread: bool = True
     on_failure: Literal["stop", "continue"] = "stop"
     segment_bytes: int = 1 << 20
+    max_bytes: int | None = None
+    long_lives: bool = False
 
     def __post_init__(self) -> None:
         if not _FEWEST_BYTES <= self.segment_bytes <= _MOST_BYTES:
             message = f"it must be from {_FEWEST_BYTES} to {_MOST_BYTES:,}"
             raise ConfigError(f"segment_bytes is {self.segment_bytes}; {message}")
+        least = _LEAST_BYTES + 2 * self.segment_bytes
+        if self.max_bytes is not None and self.max_bytes < least:
+            raise ConfigError(f"max_bytes is {self.max_bytes}; it must be {least:,} or more, or null")
 
 
 def draw_log_options(random: Random) -> LogWorldOptions:
     """Draw how the log is written."""
+    segment_bytes = random.choice((200, 2_000, 1 << 20))
     return LogWorldOptions(
         durability=random.choice(("interval", "interval", "interval", "every")),
         sync_thread=random.random() < 0.9,
         on_failure=random.choice(("stop", "continue")),
-        segment_bytes=random.choice((200, 2_000, 1 << 20)),
+        segment_bytes=segment_bytes,
+        max_bytes=_MAX_BYTES if segment_bytes < _MAX_BYTES and random.random() < 0.5 else None,
+        long_lives=random.random() < 0.5,
     )
 
 
@@ -97,8 +123,13 @@ class _HeldJobs:
 
 
 class _ReadLog(NamedTuple):
-    """The log as a reader finds it. gaps: the numbers of the events that the reader reports as lost."""
+    """The log as a reader finds it.
 
+    first: the number of its first event; the segments with earlier events were deleted.
+    gaps: the numbers of the events that the reader reports as lost.
+    """
+
+    first: int
     events: list[OffloadingEvent]
     gaps: set[int]
     end: LogEnd
@@ -107,7 +138,7 @@ class _ReadLog(NamedTuple):
     @property
     def last(self) -> int:
         """The number of the last event that is read or reported as lost."""
-        return max([0, *self.gaps, *(event.seq for event in self.events)])
+        return max([self.first - 1, *self.gaps, *(event.seq for event in self.events)])
 
 
 class FailingLogWorld:
@@ -122,7 +153,7 @@ class FailingLogWorld:
         self._writer: LogWriter | None = None
         weakref.finalize(self, place.cleanup)
         self._options, self._root, self._logs = options, Path(place.name), 0
-        self._disk, self._syncs, self._openings = SimulatedDisk(), _HeldJobs(), _HeldJobs()
+        self._disk, self._syncs, self._openings = SimulatedDisk(loses_names=True), _HeldJobs(), _HeldJobs()
         self._appended: list[OffloadingEvent] = []
         """All events of this log; the first has number 1."""
         self._durable = 0
@@ -153,9 +184,10 @@ class FailingLogWorld:
         held: list[Action] = [("sync",)] if self._syncs.held is not None else []
         held += [("open",)] if self._openings.held is not None else []
         return [
-            ("append", 20),
-            ("append", 900),
+            ("append", self._sizes[0]),
+            ("append", self._sizes[-1]),
             ("flush",),
+            ("rest",),
             ("fail_write", 0),
             ("fail_sync", 0),
             *held,
@@ -163,9 +195,10 @@ class FailingLogWorld:
         ]
 
     def draw(self, random: Random) -> Action:
-        name = random.choice(_ENDS if self._stopped else _LIKELY) if self._writer is not None else "start"
+        likely = _LIKELY_IN_LONG_LIVES if self._options.long_lives else _LIKELY
+        name = random.choice(_ENDS if self._stopped else likely) if self._writer is not None else "start"
         if name == "append":
-            return (name, random.choice(_SIZES))
+            return (name, random.choice(self._sizes))
         seeded = name in ("fail_write", "fail_sync", "lose_power")
         return (name, random.randrange(_SEEDS)) if seeded else (name,)
 
@@ -178,13 +211,17 @@ class FailingLogWorld:
         move: Callable[..., bool] = getattr(self, f"_do_{name}")
         with self._disk.attached():
             done = move(*numbers)
+        if self._disk.early:
+            raise PropertyBroken(Property.EVENTS_ARE_STATE, self._disk.early)
         self._note_durable()
         return done
 
     # A process writes.
 
     def _do_append(self, size: int) -> bool:
-        if size not in _SIZES:
+        assert self._writer is not None
+        unwritten = len(self._writer._place.events)
+        if size not in self._sizes or (self._options.max_bytes and unwritten >= _MOST_UNWRITTEN):
             return False
         seq = len(self._appended) + 1
         event = RequestArrived(seq, seq, 0, f"r{seq}".ljust(size, "-"))
@@ -192,8 +229,30 @@ class FailingLogWorld:
         self._call(lambda writer: writer.append(event))
         return True
 
+    @property
+    def _sizes(self) -> tuple[int, ...]:
+        """The sizes of events."""
+        return _SIZES if self._options.max_bytes is None else _SIZES_IN_A_LIMIT
+
     def _do_flush(self) -> bool:
         self._call(lambda writer: writer.flush())
+        return True
+
+    def _do_rest(self) -> bool:
+        """Flush often enough, as an idle engine does in its steps, and end the jobs that a flush begins."""
+        for _ in range(_IDLE_FLUSHES):
+            if not self._call(lambda writer: writer.flush()):
+                return True
+            for jobs in (self._syncs, self._openings):
+                if jobs.held is not None:
+                    jobs.run()
+        self._note_durable()
+        assert self._writer is not None
+        if self._writer._place.segment.loss is None and self._durable < len(self._appended):
+            what = (
+                f"event {self._durable + 1} is not durable after {_IDLE_FLUSHES} flushes without new events"
+            )
+            raise PropertyBroken(Property.PROGRESS, what)
         return True
 
     def _do_sync(self) -> bool:
@@ -239,7 +298,7 @@ class FailingLogWorld:
     def _note_durable(self) -> None:
         if self._writer is not None and not self._stopped:
             segment = self._writer._place.segment
-            if segment.loss is None:
+            if segment.loss is None and segment.name_is_durable:
                 self._durable = max(self._durable, segment.synced.seq)
 
     # A process ends.
@@ -296,9 +355,12 @@ class FailingLogWorld:
         if found.events != [self._appended[number - 1] for number in numbers]:
             raise PropertyBroken(Property.EVENTS_ARE_STATE, f"events {numbers} are read, but some differ")
         accounted = [*sorted(found.gaps), *numbers]
-        if sorted(accounted) != list(range(1, found.last + 1)):
-            gaps = sorted(found.gaps)
-            message = f"of events 1 to {found.last}, {numbers} are read and {gaps} reported as lost"
+        if sorted(accounted) != list(range(found.first, found.last + 1)):
+            gaps, which = sorted(found.gaps), f"{found.first} to {found.last}"
+            message = f"of events {which}, {numbers} are read and {gaps} reported as lost"
+            raise PropertyBroken(Property.EVENTS_ARE_STATE, message)
+        if found.first > 1 and self._options.max_bytes is None:
+            message = f"no segment was deleted, but the log begins with event {found.first}"
             raise PropertyBroken(Property.EVENTS_ARE_STATE, message)
         if found.gaps and not self._disk.failed:
             raise PropertyBroken(Property.PROGRESS, f"events {sorted(found.gaps)} are lost without a reason")
@@ -315,17 +377,22 @@ class FailingLogWorld:
         return found
 
     def _read(self) -> _ReadLog:
-        reader, events = LogReader(self._log), list[OffloadingEvent]()
+        events, firsts = list[OffloadingEvent](), list[int]()
         try:
+            reader = LogReader(self._log)
             for segment in reader.segments():
+                firsts.append(segment.head.seq + 1)
                 for batch in segment.batches():
                     events += batch
         except LogDamaged as error:
             what = without_directory(error, self._root)
             message = f"the log is damaged after {len(events)} events, without a report: {what}"
             raise PropertyBroken(Property.EVENTS_ARE_STATE, message) from error
+        except LogError as error:
+            message = f"no log is left: {without_directory(error, self._root)}"
+            raise PropertyBroken(Property.EVENTS_ARE_STATE, message) from error
         gaps = {seq for first, last in reader.gaps for seq in range(first, last + 1)}
-        return _ReadLog(events, gaps, reader.end, reader.broken_from)
+        return _ReadLog(min(firsts, default=1), events, gaps, reader.end, reader.broken_from)
 
     # The next process begins.
 
@@ -333,7 +400,7 @@ class FailingLogWorld:
         """Continue the log, or begin one in a new directory if the log is too long or cannot be continued."""
         found = self._look() if self._log.is_dir() else None
         where: Any = None
-        if found is not None and found.last < _LONG:
+        if found is not None and len(found.events) < _LONG:
             claimed = LogDirectory(self._log, durable=False)
             try:
                 where = find_end(claimed)
@@ -357,6 +424,7 @@ class FailingLogWorld:
             sync_interval_ms=0,
             sync_thread=options.sync_thread,
             segment_bytes=options.segment_bytes,
+            max_bytes=options.max_bytes,
             on_failure=options.on_failure,
             clock=lambda: 7,
             run=bytes([self._logs]) * 16,

@@ -13,7 +13,8 @@ has reached the disk:
   or one of the later versions. So does the size of the file;
 - after a failed sync, each of these sectors keeps one of its versions, and the system counts it as clean: the
   next sync succeeds without writing it. That is how Linux behaves;
-- names of files survive, and so does room that was allocated.
+- room that was allocated survives. So do names of files, unless the disk loses them, too
+  (`simulated_names.py`).
 
 Recorded are the calls in `SimulatedDisk.attached`. If the system lacks one of them, as macOS does, the
 simulated disk supplies it.
@@ -25,10 +26,13 @@ import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple, TypeVar
 from unittest.mock import patch
+
+from kvsm.check.worlds.simulated_names import FileNumber, SimulatedNames, number_of
 
 SECTOR = 512
 """Bytes that reach the disk together."""
@@ -36,6 +40,7 @@ MOST_VERSIONS = 4
 """The number of versions that are kept per sector, besides the durable one."""
 
 _pwrite, _ftruncate = os.pwrite, os.ftruncate
+_open, _rename, _unlink, _fsync = os.open, os.rename, os.unlink, os.fsync
 _pwritev: Callable[[int, Sequence[Any], int], int] = getattr(os, "pwritev", None) or (
     lambda descriptor, parts, offset: _pwrite(descriptor, b"".join(parts), offset)
 )
@@ -151,17 +156,27 @@ class SimulatedDisk:
 
     failed: the number of calls that have failed.
     noted: called with the file after each call on it.
+    loses_names: whether a power loss may take the names of files, too. Then each file must be created with
+        `O_EXCL`, by an `os.open` while the disk is attached.
     """
 
-    def __init__(self, noted: Callable[[DiskFile], None] = lambda _: None) -> None:
-        self._files: dict[tuple[int, int], DiskFile] = {}
+    def __init__(
+        self, noted: Callable[[DiskFile], None] = lambda _: None, *, loses_names: bool = False
+    ) -> None:
+        self._files: dict[FileNumber, DiskFile] = {}
+        self._names: SimulatedNames[DiskFile] | None = SimulatedNames() if loses_names else None
         self._faults: dict[str, _Fault] = {}
         self._noted = noted
         self.failed = 0
 
+    @property
+    def early(self) -> str:
+        """A log segment that was deleted while a newer one had no durable name, for people; else empty."""
+        return "" if self._names is None else self._names.early
+
     def file(self, path: Path) -> DiskFile | None:
         """Return the file of this name; None if there is none, or it was never written here."""
-        return self._files.get(_number(path.stat())) if path.exists() else None
+        return self._files.get(number_of(path.stat())) if path.exists() else None
 
     def arm(self, call: str, which: int, skips: int = 0) -> None:
         """Make a later call fail: a "write", which may write a part, but no part of a sector; a "sync", which
@@ -185,7 +200,22 @@ class SimulatedDisk:
             "ftruncate": self._cut,
             "posix_fallocate": self._allocate,
         }
-        with patch.multiple(os, create=True, **calls):
+        with patch.multiple(os, create=True, **calls), self._attached_names():
+            yield
+
+    @contextmanager
+    def _attached_names(self) -> Iterator[None]:
+        """Redirect the calls that change or sync names, if this disk loses them."""
+        if self._names is None:
+            yield
+            return
+        calls: dict[str, Any] = {
+            "open": partial(self._open, self._names),
+            "rename": partial(self._rename, self._names),
+            "unlink": partial(self._unlink, self._names),
+            "fsync": partial(self._sync_names, self._names),
+        }
+        with patch.multiple(os, **calls), patch.object(Path, "unlink", _unlink_path):
             yield
 
     def put(self, path: Path, content: bytes) -> None:
@@ -198,14 +228,46 @@ class SimulatedDisk:
         file.replace(content)
 
     def lose_power(self, directory: Path, random: Random) -> None:
-        """Give each file in the directory a content that a power loss may leave. No file may be open."""
+        """Give each file in the directory a content, and perhaps a name, that a power loss may leave. No file
+        may be open."""
         self.forget_faults()
+        if self._names is not None:
+            self._lose_names(self._names, directory, random)
         for path in sorted(directory.iterdir()):
             file = self.file(path)
             if file is not None:
                 self.put(path, file.after_power_loss(random))
 
+    def _lose_names(self, names: SimulatedNames[DiskFile], directory: Path, random: Random) -> None:
+        for path in sorted(directory.iterdir()):
+            if self.file(path) is not None:
+                _unlink(path)
+        for name, file in sorted(names.lose_power(directory, random).items()):
+            path = directory / name
+            path.touch()
+            self._files[number_of(path.stat())] = file
+
     # The replacements of the system calls.
+
+    def _open(self, names: SimulatedNames[DiskFile], path: Any, flags: int, *mode: int, **others: Any) -> int:
+        descriptor = _open(path, flags, *mode, **others)
+        if flags & os.O_EXCL:
+            self._files[number_of(os.fstat(descriptor))] = file = DiskFile()
+            names.create(Path(path), file)
+        return descriptor
+
+    def _rename(self, names: SimulatedNames[DiskFile], before: Any, path: Any) -> None:
+        _rename(before, path)
+        names.rename(Path(before), Path(path))
+
+    def _unlink(self, names: SimulatedNames[DiskFile], path: Any, **others: Any) -> None:
+        _unlink(path, **others)
+        if not others:  # With a `dir_fd`, the directory of a world that has ended is removed.
+            names.delete(Path(path))
+
+    def _sync_names(self, names: SimulatedNames[DiskFile], descriptor: int) -> None:
+        _fsync(descriptor)
+        names.sync(os.fstat(descriptor))
 
     def _write(self, descriptor: int, data: bytes, offset: int) -> int:
         middle = max(0, (offset + len(data) // 2) // SECTOR * SECTOR - offset)
@@ -252,9 +314,9 @@ class SimulatedDisk:
     def _opened(self, descriptor: int) -> DiskFile:
         """Return the open file. An empty one counts as new: it may have the number of a deleted file."""
         status = os.fstat(descriptor)
-        if not status.st_size:
-            self._files[_number(status)] = DiskFile()
-        return self._files[_number(status)]
+        if not status.st_size and self._names is None:
+            self._files[number_of(status)] = DiskFile()
+        return self._files[number_of(status)]
 
     def _fault(self, call: str) -> Random | None:
         """Return the random numbers of the fault that this call meets, if it is to fail."""
@@ -273,5 +335,10 @@ class SimulatedDisk:
             raise OSError(error, os.strerror(error))
 
 
-def _number(status: os.stat_result) -> tuple[int, int]:
-    return status.st_dev, status.st_ino
+def _unlink_path(path: Path, missing_ok: bool = False) -> None:
+    """Replace `Path.unlink`, which in Python 3.10 keeps the `os.unlink` of its import."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        if not missing_ok:
+            raise

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 from random import Random
 
 import pytest
 
 from kvsm.check.worlds.simulated_disk import MOST_VERSIONS, SECTOR, DiskFile, SimulatedDisk
+from kvsm.system.private_files import sync_directory
 
 OLD, NEW = b"o" * SECTOR, b"n" * SECTOR
 
@@ -157,3 +159,75 @@ def test_a_system_without_some_of_the_calls_gets_them(
     disk.lose_power(tmp_path, Random(0))
     assert path.read_bytes() == NEW
     assert not hasattr(os, "fdatasync")
+
+
+# Names.
+
+
+@pytest.fixture
+def named(tmp_path: Path) -> Iterator[SimulatedDisk]:
+    """A disk that loses names, attached; its directory has a durable segment."""
+    disk = SimulatedDisk(loses_names=True)
+    with disk.attached():
+        create(tmp_path / "1.kvsm")
+        sync_directory(tmp_path)
+        yield disk
+
+
+def create(path: Path, content: bytes = OLD) -> None:
+    """Make a file, and sync its content."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    os.pwrite(descriptor, content, 0)
+    os.fdatasync(descriptor)
+    os.close(descriptor)
+
+
+def names_after_power_losses(disk: SimulatedDisk, directory: Path) -> set[tuple[str, ...]]:
+    names, left = disk._names, set()
+    assert names is not None
+    for seed in range(50):
+        left.add(tuple(sorted(deepcopy(names).lose_power(directory, Random(seed)))))
+    return left
+
+
+def test_a_power_loss_keeps_the_first_names_and_the_first_deletions(
+    named: SimulatedDisk, tmp_path: Path
+) -> None:
+    """Independently of each other, unless the directory was synced."""
+    create(tmp_path / "2.new")
+    os.rename(tmp_path / "2.new", tmp_path / "2.kvsm")
+    (tmp_path / "1.kvsm").unlink()
+    kept: set[tuple[str, ...]] = {(), ("2.new",), ("2.kvsm",)}
+    assert names_after_power_losses(named, tmp_path) == kept | {("1.kvsm", *names) for names in kept}
+    sync_directory(tmp_path)
+    assert names_after_power_losses(named, tmp_path) == {("2.kvsm",)}
+
+
+def test_a_file_that_a_power_loss_brings_back_has_its_bytes(tmp_path: Path) -> None:
+    """Another file may have its number meanwhile."""
+    left = set()
+    for seed in range(20):
+        disk, directory = SimulatedDisk(loses_names=True), tmp_path / f"{seed}"
+        directory.mkdir()
+        with disk.attached():
+            create(directory / "1.kvsm")
+            sync_directory(directory)
+            (directory / "1.kvsm").unlink()
+            create(directory / "2.kvsm", NEW)
+            disk.lose_power(directory, Random(seed))
+        left.add(tuple((path.name, path.read_bytes()) for path in sorted(directory.iterdir())))
+    first, second = ("1.kvsm", OLD), ("2.kvsm", NEW)
+    assert left == {(), (first,), (second,), (first, second)}
+
+
+def test_a_deletion_before_a_newer_segment_has_a_durable_name_is_noted(
+    named: SimulatedDisk, tmp_path: Path
+) -> None:
+    create(tmp_path / "0.kvsm")
+    (tmp_path / "0.kvsm").unlink()
+    create(tmp_path / "2.new")
+    (tmp_path / "2.new").unlink()
+    assert named.early == ""
+    create(tmp_path / "2.kvsm")
+    (tmp_path / "1.kvsm").unlink()
+    assert named.early == "1.kvsm is deleted, and the name of 2.kvsm is not on the disk"
