@@ -69,8 +69,8 @@ class Property(Enum):
         "S10",
         "events are state",
         "Folding the log gives the live state, and folding the published KV events gives exactly the "
-        "matchable keys; an event is written before anybody acts on it, and no part of a log is deleted "
-        "before the next part is durable.",
+        "matchable keys; an event is written to the log before anything outside acts on it, and no segment "
+        "of the log is deleted before the next one is durable.",
     )
     DETERMINISM = (
         "S11",

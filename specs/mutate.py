@@ -5,7 +5,7 @@
     python specs/mutate.py --only 'kvsm/core/policies/*' --jobs 2
     python specs/mutate.py --again --examples 300 --seconds 30      # what survived the last run, or is new
     python specs/mutate.py --show           # survivors, and a table by file
-    python specs/mutate.py --checks verify --sample 60 --seed 7    # its checks, weakened: `weaker_checks`
+    python specs/mutate.py --checks verify --sample 60 --seed 7    # weakened checks: `weaker_checks`
 
 `mutmut` generates the mutants; `[tool.mutmut]` in pyproject.toml names the files and the tests. This program
 runs them faster than `mutmut run`: pytest collects the tests once, and each mutant runs in a forked copy of
@@ -172,7 +172,7 @@ def _mutants(file: str, tree: ast.Module, refused: set[str]) -> Iterator[Mutant]
 
 
 def generate_weaker(files: tuple[str, ...], only: list[str]) -> list[Mutant]:
-    """Generate the weaker versions of the checks. Their types are right, so mypy does not read them."""
+    """Generate the weaker versions of the checks. Their types are right, so mypy does not check them."""
     mutants = []
     for name in _files(files, only):
         numbers: Counter[str] = Counter()

@@ -6,11 +6,11 @@
     python specs/mutate_native.py --show                    # the survivors, and a table by operator
 
 tree-sitter parses the C text as it is written, macros included. Each mutant changes one place of one
-function; `OPERATORS` has the kinds of change. A seed draws the same number of places of each kind, as far as
-there are so many.
+function; `OPERATORS` has the kinds of change. A seed draws the same number of places of each kind, if
+there are enough.
 
-1. *Compile.* Only the changed file, as `setup.py` does. A mutant that the compiler refuses, or whose object
-   code is the original's, is no mutant.
+1. *Compile.* Only the changed file, as `setup.py` does. A change is no mutant if the compiler refuses it, or
+   if the object code stays the same.
 2. *Judge.* The judges of `JUDGES` run one by one, the cheapest first, until one fails: tests against the
    Python twin, misuse, walks, and all of them with the address and undefined-behaviour sanitizers.
 
@@ -40,9 +40,9 @@ from tree_sitter import Language, Node, Parser
 
 RESULTS = ROOT / "build" / "native_mutants.json"
 GENERATED = "tables.h"
-"""Written from the machines' tables, and compared with them by a test."""
+"""Not mutated: it is generated from the machines' tables, and a test compares it with them."""
 HANGS_S = 240.0
-"""A judge that takes longer has found the mutant."""
+"""A judge that takes longer hangs, and has found the mutant."""
 
 
 # --- Generate ---
@@ -50,7 +50,7 @@ HANGS_S = 240.0
 
 @cache
 def source_of(file: str) -> bytes:
-    """The text of a file when this program began: `edits` reads all before any process is started."""
+    """The text of a file when this program began: `edits` reads all files before any process starts."""
     return (ROOT / NATIVE / file).read_bytes()
 
 
@@ -161,7 +161,7 @@ def _swapped(node: Node) -> Iterator[Change]:
 
 
 def _ignored_failure(node: Node) -> Iterator[Change]:
-    """Evaluate a check of a failure, and go on as if there was none."""
+    """Evaluate a check for failure, and continue as if it had found none."""
     fails = node.type == "binary_expression" and _text(node).endswith(_LIKE_FAILURE)
     fails = fails and not any(joint in _text(node) for joint in (b"&&", b"||", b"?"))
     if fails or (node.type == "unary_expression" and _text(node).startswith(b"!") and _has_call(node)):
@@ -214,7 +214,7 @@ def _edits_of(file: str, node: Node) -> Iterator[Edit]:
 
 
 def drawn(everything: list[Edit], count: int, seed: int) -> list[Edit]:
-    """Draw `count` changes, as many of each operator as of the others, as far as there are so many."""
+    """Draw `count` changes, equally many of each operator if there are enough."""
     source = random.Random(seed)
     by_operator = [[edit for edit in everything if edit.operator == name] for name in OPERATORS]
     for same in by_operator:
@@ -273,7 +273,7 @@ def failure(house: House, command: tuple[str, ...], environment: dict[str, str])
 
 
 class Workshop:
-    """Judges mutants with the body as it is released, and then with sanitizers."""
+    """Judges mutants with the body built as for a release, and then with sanitizers."""
 
     def __init__(self, place: Path) -> None:
         self.released = Bench(House(place / "released"), *RELEASE)
@@ -349,7 +349,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--sample", type=int, default=300, help="how many changes (default: 300)")
     parser.add_argument("--seed", type=int, default=1, help="which ones (default: 1)")
     parser.add_argument("--jobs", type=int, default=1, help="processes (default: 1)")
-    parser.add_argument("--again", action="store_true", help="leave out what did not survive the last time")
+    parser.add_argument("--again", action="store_true", help="run only the last survivors, and new ones")
     parser.add_argument("--show", action="store_true", help="run nothing, print the survivors and the table")
     return parser.parse_args()
 

@@ -64,7 +64,7 @@ class House:
         return digest_of_sources(self.native)
 
     def count_memory(self) -> None:
-        """Let later builds count what they allocate, and fail if they are told to (`counted_memory.c`)."""
+        """Let later builds count their allocations, and fail one on request (`counted_memory.c`)."""
         source = shutil.copy(ROOT / "tests" / "support" / "counted_memory.c", self.place)
         self._linked = [self.compile(Path(source))]
         self._defined = [f"-D{name}=counted_{name}" for name in ("malloc", "calloc", "realloc", "free")]
@@ -89,9 +89,10 @@ class House:
     def run(
         self, *arguments: str, seconds: float | None = None, more: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """Run Python in this copy, with the native body or not at all. Raises `TimeoutExpired`.
+        """Run Python in this copy. If its native body cannot be loaded, that is an error. Raises
+        `TimeoutExpired`.
 
-        more: of the environment.
+        more: additional environment variables.
         """
         search = [self.place, self.place / "tests" / "support", self.place / "specs"]
         path = os.pathsep.join(map(str, search))
@@ -108,7 +109,7 @@ class House:
 
 
 class Bench:
-    """A copy of the checkout whose C text can be changed in one place at a time, and is then built fast."""
+    """A copy of the checkout whose C text can be changed in one file at a time, and is then rebuilt fast."""
 
     def __init__(self, house: House, *flags: str) -> None:
         self.house, self.flags = house, flags
@@ -117,7 +118,7 @@ class Bench:
 
     @contextmanager
     def changed(self, file: str, text: bytes) -> Iterator[bool]:
-        """Inside of this `with` the body has another text of a file. Gives whether its object code differs.
+        """In this `with` block, the body has this text of a file. Yields whether its object code differs.
 
         Raises `BuildError` if the compiler refuses the text.
         """
@@ -128,7 +129,7 @@ class Bench:
         try:
             for path in chosen:
                 self.house.compile(path, *self.flags)
-            source.write_bytes(original)  # a body runs only beside the text that it says it is built from
+            source.write_bytes(original)  # the body compares its digest with the C text beside it
             self.house.link([*self.objects], *self.flags)
             yield any(path.read_bytes() != code for path, code in self.objects.items())
         finally:

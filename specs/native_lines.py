@@ -1,9 +1,9 @@
-"""Lines and branches of the native body that tests and walks take, as gcov counts them.
+"""Lines and branches of the native body that tests and walks execute, as counted by gcov.
 
-    python specs/native_lines.py            # each line that is not taken, and a table by file
+    python specs/native_lines.py            # each line that is not executed, and a table by file
 
 The body is built with counters in a copy of the checkout, where the programs of `RUNS` then run.
-`tests/core/native/test_native_lines.py` asks for `LEAST_LINES` and `LEAST_BRANCHES`.
+`tests/core/native/test_native_lines.py` requires `LEAST_LINES` and `LEAST_BRANCHES`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ RUNS: tuple[tuple[str, ...], ...] = (
 )
 
 LEAST_LINES, LEAST_BRANCHES = 95.0, 81.0
-"""Percent of the lines and branches that must be taken. specs/mutation.md says what the others are."""
+"""Percent of the lines and branches that must be executed. specs/mutation.md says which are not."""
 
 
 class Line(NamedTuple):
@@ -71,7 +71,7 @@ def lines() -> list[Line]:
 
 
 def counted(house: House) -> list[Line]:
-    """What gcov has counted. A line of a header is counted in each file that has it."""
+    """What gcov has counted. A line of a header is summed over all files that include it."""
     found: dict[tuple[str, int], Line] = {}
     for data in sorted(house.native.glob("*.gcda")):
         command = ["gcov", "--json-format", "--stdout", "--branch-probabilities", data.name]
@@ -92,12 +92,12 @@ def counted(house: House) -> list[Line]:
 
 
 def share(counts: Sequence[int]) -> float:
-    """How many percent of these were taken."""
+    """The percentage of these counts that are not zero."""
     return 100 * (1 - counts.count(0) / len(counts))
 
 
 def untaken(all_lines: list[Line]) -> list[Line]:
-    """The lines that no run takes."""
+    """The lines that no run executes."""
     return [line for line in all_lines if line.taken == 0]
 
 

@@ -3,12 +3,12 @@
 mutmut's changes suit code that decides. A check is weakened in other ways:
 
 - it does not object: a `raise` or `yield` is removed, or the call of another check;
-- a comparison always says that all is well, or its limit moves by one;
-- a condition of several is dropped;
-- a loop skips its first turn;
+- a comparison always passes, or its limit moves by one;
+- one of several conditions is dropped;
+- a loop skips its first iteration;
 - a field is not compared: an entry is dropped from a table, or from both sides of a comparison of tuples.
 
-Each change keeps the types, so a mutant is killed by an objection that is missing or wrong, and seldom by a
+Each change keeps the types, so a mutant is killed because an objection is missing or wrong, and seldom by a
 TypeError.
 """
 
@@ -22,7 +22,7 @@ from typing import NamedTuple, cast
 
 
 class Area(NamedTuple):
-    """Checks that the same tests look at. files: globs. tests: files or directories of tests; walks through
+    """Checks that have the same tests. files: globs. tests: files or directories of tests; walks through
     the worlds are among them."""
 
     files: tuple[str, ...]
@@ -110,7 +110,7 @@ def weaker(tree: ast.Module) -> Iterator[tuple[str, Definition]]:
 
 
 def _used_at_import(tree: ast.Module) -> set[str]:
-    """The names that a module reads while it is imported. A change of such a table would come too late."""
+    """The names that a module reads while it is imported. A later change of such a table has no effect."""
     defined = (ast.FunctionDef, ast.ClassDef)
     return {
         node.id
@@ -153,7 +153,7 @@ def _versions(function: ast.FunctionDef) -> Iterator[ast.FunctionDef]:
 
 
 def _parsed(changed: ast.stmt) -> ast.stmt:
-    """The changed statement, as if it had been read: with places, and without a condition of one part."""
+    """Parse the changed statement again. That gives it line numbers, and removes an `and` of one part."""
     return ast.parse(ast.unparse(ast.fix_missing_locations(changed))).body[0]
 
 
@@ -187,7 +187,7 @@ def _edits(node: ast.AST) -> Iterator[_Edit]:
 
 
 def _is_table(node: ast.Tuple | ast.List) -> bool:
-    """Whether it lists what is looked at, one tuple each."""
+    """Whether it is a list of tuples: one row for each thing that is compared."""
     return len(node.elts) > 1 and all(isinstance(row, ast.Tuple) for row in node.elts)
 
 
@@ -211,7 +211,7 @@ def _silent(statement: ast.stmt) -> str:
 
 
 def _is_guard(condition: ast.expr) -> bool:
-    """Whether a condition only protects those behind it from None or another type, or has to name a value."""
+    """Whether a condition only protects later conditions from None or another type, or binds a name."""
     text = ast.unparse(condition)
     return "is None" in text or "is not None" in text or "isinstance" in text or ":=" in text
 

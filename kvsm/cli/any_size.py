@@ -67,8 +67,8 @@ class AnySizeAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema
     cpu_seconds: the CPU time of each solver.
     open: the conditions that are not proved.
     limit: what ended the proof early; empty if nothing did.
-    never_taken: steps that are possible in no state with few members, so that their conditions say nothing.
-    never_met: conditions inside claims that hold in no such state, so that what follows is not asked.
+    never_taken: steps that are possible in no state with few members: their proofs are vacuous.
+    never_met: conditions A of claims "if A, then B" that hold in no such state: likewise.
     """
 
     model: str
@@ -207,7 +207,7 @@ def _open_lines(one: ToldOpenCondition, example: Example | None, known: Reached 
 
 
 class _Idle(NamedTuple):
-    """What is proved in silence: `AnySizeAnswer` says which steps and which conditions."""
+    """Steps and conditions whose proofs are vacuous; see `AnySizeAnswer`."""
 
     never_taken: tuple[str, ...] = ()
     never_met: tuple[str, ...] = ()
@@ -255,7 +255,7 @@ def _lines(model: DeclaredModel, answer: AnySizeAnswer) -> Iterator[str | Toned]
     for step in answer.never_taken:
         yield in_yellow(f"  {step} is never taken: its guard holds in no state, so nothing is proved of it")
     for condition in answer.never_met:
-        yield in_yellow(f"  {condition} holds in no state, so nothing is proved of what follows from it")
+        yield in_yellow(f"  {condition} holds in no state, so what it implies is proved vacuously")
     for solver, proved in answer.proved.items():
         yield f"    {solver} proved {proved:,} in {answer.cpu_seconds[solver]:.1f} s of CPU time"
 

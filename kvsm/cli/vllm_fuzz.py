@@ -188,7 +188,7 @@ def vllm_fuzz(
     No model and no GPU are needed. Each run is a small engine with vLLM's real scheduler and block pool, and
     both sides of the connector. A stub of a model writes words to blocks and checks them. Copies run on a
     simulated device; the seed decides when they end. Requests share prefixes, have salts, are aborted and
-    preempted; caches are reset; steps overlap. Runs have chunks, drafters, windows, Mamba and ranks.
+    preempted; caches are reset; steps overlap. Chunks, drafters, windows, mamba layers and ranks vary.
 
     Checked: every block that a step reads holds the words of its tokens; no block is written during a copy;
     no call raises; what is stored is served; all work ends, and each end is reported once. Then every client

@@ -374,7 +374,7 @@ def _matched(future: _Future, recorded: Ledger, event: ev.HitMatched) -> None:
     on_host = _on_host(event.on_host, len(keys), len(slots), future.core.config.blocks_per_chunk)
     asked = event.asked
     if event.on_device is None and missed is None:
-        asked = on_host  # The log does not name the keys behind the one that it missed.
+        asked = on_host  # The log does not name the keys after the one that was missed.
     future.core.pin(event.request, slots, missed, asked, event.on_device, on_host)
 
 

@@ -206,8 +206,8 @@ class DiskTier:
         """The last events of host and disk at the last piece of a scan."""
         self._written = set[bytes]()
         """With write-back, the keys that were stored on the disk since the last scan began. They are not
-        written again before the next one: next victims that evict each other from a small disk would be
-        written for ever."""
+        written again before the next scan: otherwise next victims that evict each other from a small disk
+        would be written forever."""
         first = above.device_blocks - places * chunk
         self._places = [range(first + n * chunk, first + (n + 1) * chunk) for n in range(places)]
         self._health = HealthWatch(name, clock)

@@ -62,7 +62,8 @@ class Fetches:
     def may_begin(self, request: str, resident: Sequence[int], lacking: int) -> bool:
         """Whether the copy of a hit may begin.
 
-        request: the request of the hit. It gives back the blocks that it holds when it waits for more.
+        request: the request of the hit. The blocks that it holds do not count: it gives them back when it
+            waits for more.
         resident: the host slots of its blocks that are on the host.
         lacking: the number of its blocks that are only on the disk.
         """
@@ -74,8 +75,8 @@ class Fetches:
         return lacking <= len(ledger.free) + ledger.evictable() - idle or not ledger.transfers
 
     def _held(self, but_of: str) -> set[int]:
-        """Return the host slots that are in flight from the disk, or wait for a load of another request than
-        `but_of`."""
+        """Return the host slots that are in flight from the disk, or that a request other than `but_of` holds
+        for its load."""
         ledger = self._host.ledger
         held = {slot for transfer in self._hits for slot in listed(ledger.transfers[transfer].slots)}
         for name in list(self._matched):

@@ -271,8 +271,8 @@ class SchedulerSide:
     def _hold_states(self, output: Any) -> dict[str, Sequence[BoundaryState]]:
         """Hold the blocks of the mamba states that this step computes.
 
-        vLLM offers no state of a request that has lost its blocks. `preempted_req_ids` also names requests
-        that were preempted before this step, by a reset, and are computed by it.
+        Do not filter by `preempted_req_ids`: it also names requests that a reset has preempted before this
+        step, and that this step computes again. vLLM offers no state of a request that has lost its blocks.
         """
         offered = output.kv_connector_block_state
         if offered is None or not offered.boundary_state_offloads or self._pool is None:

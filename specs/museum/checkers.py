@@ -177,7 +177,7 @@ def seeded_walk(
 
 
 def of_target(target: str) -> MakeWorld:
-    """Return the maker of the worlds of a target of `kvsm fuzz`."""
+    """Return a function that makes worlds of this target of `kvsm fuzz`."""
     return lambda random: draw_case(target, random).make()
 
 

@@ -1,7 +1,7 @@
 """Bugs of the museum and of `specs/mutants` as they would be written in C.
 
-A bug whose text is in Python needs the Python body. These have the same id, and change the native body, so a
-run with `KVSM_NATIVE=1` meets them. `native_house.Bench` builds the body with the changed text in a copy of
+A bug in Python text needs the Python body. A bug here has the same id, but is in the C text, so a run with
+`KVSM_NATIVE=1` executes it. `native_house.Bench` builds the body with the changed text in a copy of
 the checkout.
 """
 

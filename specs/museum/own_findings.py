@@ -146,8 +146,8 @@ OWN_FINDINGS = (
         id="B69",
         source="vllm, found by kvsm: a reset that publishes no event",
         title="a reset publishes no removal",
-        story="A reset emptied the host and published no removed block. It relied on the event"
-        " AllBlocksCleared of the device's pool. That event was not published, because a request ran and the"
+        story="A reset emptied the host and published no removed block. It relied on the device"
+        " pool's event AllBlocksCleared. That event was not published, because a request ran and the"
         " device kept its cache. So a router believed forever that the host had the blocks.",
         breaks=Property.EVENTS_ARE_STATE,
         edits=(

@@ -4,12 +4,12 @@
     PYTHONPATH=specs:tests/support python -m museum.product_alone --results alone.jsonl --mutants all mutants
     PYTHONPATH=specs:tests/support python -m museum.product_alone --results alone.jsonl B17 M02   these two
 
-The budget is `commands_of` a seed, about four minutes of CPU time for a bug that none of them finds. The same
-commands run for each bug, in the same order, with fixed numbers of runs and states, and the first failure
-ends the search. Each target is walked by a command of its own, so a new target changes no earlier result. The
-measurement uses each of `SEEDS`, because one seed may find a bug by luck. No scene, world, prompt or scope of
+The commands of a search are `commands_of(seed)`: about four minutes of CPU time if none finds the bug. The
+same commands run for each bug, in the same order, with fixed numbers of runs and states, and the first
+failure ends the search. Each target is walked by a command of its own, so a new target changes no earlier
+result. Each of `SEEDS` is used, because one seed may find a bug by luck. No scene, world, prompt or scope of
 `specs/museum` is used. A command that uses more than `CPU_SECONDS` of CPU time is stopped, and counts as
-having found nothing. `museum.alone` and `mutants.alone` have the outcome. Mutants of the adapters, which need
+having found nothing. `museum.alone` and `mutants.alone` have the results. Mutants of the adapters, which need
 vLLM, are not searched for.
 
 Each result is appended to the file. A command does not run again if its result is in the file.

@@ -1,7 +1,7 @@
 """Which mutants a target of `kvsm fuzz` finds by itself, with two seeds.
 
-This is a lower bound: not all mutants were searched for yet, and each of them only with the target that is
-nearest to the checker which finds it, and with `layers` or `serving`. The budget of a target is that of
+This is a lower bound. Not all mutants were searched for yet, and those only with two targets: the one that is
+closest to the checker that finds the mutant, and `layers` or `serving`. The budget of a target is that of
 `museum.product_alone`, whose `--mutants` searches with all targets.
 """
 

@@ -199,8 +199,8 @@ CHECKING = (
         id="M160",
         area=AREA,
         title="the witness does not compare the generations of slots",
-        story="A slot whose block has the number of another store is called equal to the second book. A pin "
-        "that was taken before this store then counts as live.",
+        story="The witness accepts a slot whose block has the number of another store. A pin that was taken "
+        "before this store then counts as live.",
         shows_when="A ledger with another generation than its events say, as after a restore that forgot it.",
         breaks=Property.STALE_REPORTS,
         edits=(
@@ -215,8 +215,8 @@ CHECKING = (
         id="M161",
         area=AREA,
         title="the witness does not compare how long a request may wait",
-        story="A ledger that lets a request wait longer than it was told is called equal to the second book.",
-        shows_when="A ledger in which a deferred request has another last tick than its events say.",
+        story="The witness accepts a ledger that lets a request wait longer than its events say.",
+        shows_when="A ledger in which the last tick of a deferred request is not the one in its events.",
         breaks=Property.PROGRESS,
         edits=(
             Edit(
@@ -230,10 +230,10 @@ CHECKING = (
     Mutant(
         id="M162",
         area=AREA,
-        title="the witness does not miss a request",
-        story="A request that the ledger has forgotten before its end is called equal to the second book: "
-        "its next offers begin at its first block again.",
-        shows_when="A ledger without a request that has arrived, holds nothing, and is not over.",
+        title="the witness does not notice that a request is missing",
+        story="The witness accepts a ledger that has forgotten a request before its end. The request's next "
+        "offers then begin at its first block again.",
+        shows_when="A ledger lacks a request that has arrived, holds nothing, and is not over.",
         breaks=Property.PROGRESS,
         edits=(
             Edit(

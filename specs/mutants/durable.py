@@ -1,6 +1,6 @@
 """Wrong versions of what makes a store or a log durable, of leases that run out, and of counts.
 
-M150 to M153 were written with the checks that find them. So that they are found says little about other bugs.
+M150 to M153 were written with the checks that find them, so finding them says little about other bugs.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ DURABLE = (
         id="M150",
         area=AREA,
         title="a store is good although a flush failed while it was written",
-        story="With flushes after an interval, the end of a store does not ask whether a flush has failed "
-        "since it began, so blocks that the disk has lost count as stored.",
+        story="With flushes after an interval, the end of a store does not check whether a flush has "
+        "failed since the store began, so blocks that the disk has lost count as stored.",
         shows_when="A flush fails between the write of a store and its end.",
         breaks=Property.FAILURE_IS_NOT_SUCCESS,
         edits=(
@@ -49,10 +49,10 @@ DURABLE = (
     Mutant(
         id="M152",
         area=AREA,
-        title="a look ends one lease of those whose time is up",
-        story="Of several hand-overs that have run out, each step releases the blocks of one, so the others "
-        "keep their share of the host pool.",
-        shows_when="Two leases run out between two steps of the prefill engine.",
+        title="a look ends only one of several expired leases",
+        story="Each step releases the blocks of only one of several expired hand-overs, so the others keep "
+        "their share of the host pool.",
+        shows_when="Two leases expire between two steps of the prefill engine.",
         breaks=Property.ONE_RELEASE_PER_HOLD,
         edits=(
             Edit(
@@ -65,8 +65,8 @@ DURABLE = (
     Mutant(
         id="M153",
         area=AREA,
-        title="an eviction of several blocks counts once",
-        story="The metric of evicted blocks counts events, so a full pool looks as if it kept its blocks.",
+        title="an eviction of several blocks is counted once",
+        story="The metric of evicted blocks counts events, not blocks, so a full pool seems to keep blocks.",
         shows_when="A batch of stores evicts two blocks at once.",
         breaks=Property.EVENTS_ARE_STATE,
         edits=(

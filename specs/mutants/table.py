@@ -39,12 +39,12 @@ def _score() -> str:
 
 def _alone() -> str:
     """Return how many mutants the targets of `kvsm fuzz` find by themselves, with each seed."""
-    figures = ", and ".join(
-        f"{len(found)} of {SEARCHED_FOR[seed]} that were searched for with seed {seed}"
+    figures = " and ".join(
+        f"{len(found)} of the {SEARCHED_FOR[seed]} mutants searched for with seed {seed}"
         for seed, found in FOUND_ALONE.items()
     )
     rows = [
-        f"**Targets of `kvsm fuzz` alone find {figures}; there are {len(MUTANTS)}.**\n",
+        f"**Single targets of `kvsm fuzz` find {figures}; there are {len(MUTANTS)} mutants.**\n",
         f"\n| target | {' | '.join(f'found with seed {seed}' for seed in FOUND_ALONE)} |\n",
         f"| --- |{' --: |' * len(FOUND_ALONE)}\n",
     ]

@@ -188,7 +188,7 @@ TIERING = (
         area=AREA,
         title="a request waits for a copy to the disk",
         story="A copy to the disk is a load in the host's ledger, so a request waits for its end as for a "
-        "load of another request, although the host can read all of its blocks. kvsm did this.",
+        "load of another request, although the host can read all blocks of the prompt. kvsm once did this.",
         shows_when="A prompt is asked for again while its blocks are written to the disk.",
         breaks=Property.STORED_SO_SERVED,
         edits=(
@@ -202,21 +202,21 @@ TIERING = (
     Mutant(
         id="M141",
         area=AREA,
-        title="a request is kept waiting by what it holds itself",
+        title="a request is kept waiting by blocks that it holds itself",
         story="The blocks that were fetched for a request count against it when it needs more of them, so a "
-        "long prompt is served the shorter hit. kvsm did this.",
-        shows_when="The device loses the beginning of a prompt whose rest was fetched, and all of it is more "
-        "than half of the host.",
+        "long prompt is served the shorter hit. kvsm once did this.",
+        shows_when="The device loses the beginning of a prompt whose rest was fetched, and the whole prompt "
+        "needs more than half of the host.",
         breaks=Property.STORED_SO_SERVED,
         edits=(Edit("kvsm.tiers.fetches:Fetches._held", "elif name != but_of:", "else:"),),
     ),
     Mutant(
         id="M142",
         area=AREA,
-        title="next victims are written to a small disk for ever",
+        title="next victims are written to a small disk forever",
         story="With write-back each next victim that the disk lacks is written to it, and evicts another "
-        "one. An idle engine never stops. kvsm did this.",
-        shows_when="Write-back, and a disk that has no room for a fourth of the host.",
+        "one. An idle engine never stops. kvsm once did this.",
+        shows_when="Write-back, and a disk that has no room for a quarter of the host.",
         breaks=Property.PROGRESS,
         edits=(
             Edit(
@@ -230,8 +230,8 @@ TIERING = (
         id="M143",
         area=AREA,
         title="a hit that is partly on the host is not fetched",
-        story="The scheduler asks the disk for the hit that the disk has alone, so a prompt whose first "
-        "blocks are on the host, but not on the disk, is served no block of the disk.",
+        story="The scheduler searches for a hit on the disk alone, so a prompt whose first blocks are on the "
+        "host, but not on the disk, is served no block from the disk.",
         shows_when="The disk has evicted the first block of a prompt, and the host has only this one.",
         breaks=Property.STORED_SO_SERVED,
         edits=(

@@ -211,8 +211,8 @@ def test_compute_that_is_held_reads_what_the_load_brought(fake: FakeDriver, path
 @settings(max_examples=examples(40))
 @given(chosen=st.lists(st.tuples(st.integers(0, 2), st.booleans()), min_size=2, max_size=8))
 def test_each_mark_is_on_the_stream_on_which_the_model_computes_then(chosen: list[tuple[int, bool]]) -> None:
-    """Order of copies (S12): the model may compute on another stream in each step. A store reads what this
-    stream wrote, and compute on this stream that is held reads what the load brought."""
+    """Order of copies (S12): the model may compute on another stream in each step. A store waits for the
+    stream of its step, and compute that is held on that stream waits for the load."""
     fake = usable_fake()
     pools, context = Pools(fake), driver.CudaContext(0)
     with context:

@@ -118,7 +118,7 @@ def test_a_fork_continues_the_same_blocks_of_an_offer(tmp_path: Path) -> None:
 
 
 def test_a_fork_that_serves_more_than_the_log_asks_for_the_keys_it_names(tmp_path: Path) -> None:
-    """Stored, so served (S19): else the match would end without a reason."""
+    """Stored, so served (S19): otherwise the match would end without a reason."""
     random_life(107, 80, tmp_path / "log").close()
     fork(tmp_path / "log", 1, OtherChoices(late={24: 7}), tmp_path / "fork")
     assert (len(matched(tmp_path / "log")[-1].slots), len(matched(tmp_path / "fork")[-1].slots)) == (1, 2)

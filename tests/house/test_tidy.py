@@ -57,8 +57,8 @@ _WRONG_ON_PURPOSE = "check/worlds/wrong_books.py"
 def test_only_the_fold_writes_to_a_ledger() -> None:
     """Rule 1: no other code assigns to a part of a ledger, or commits words.
 
-    Restoring a snapshot makes a new ledger. A listener only hears. One world makes copies of ledgers wrong on
-    purpose.
+    Restoring a snapshot makes a new ledger. A listener only receives events. One world makes copies of
+    ledgers wrong on purpose.
     """
     others = [path for path in FILES if room_of(path) != "core/ledger" and not path.match(_WRONG_ON_PURPOSE)]
     assert [place(path, node) for path in others for node in nodes_of(path) if writes_to_a_ledger(node)] == []

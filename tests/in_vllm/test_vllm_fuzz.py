@@ -74,7 +74,7 @@ def test_a_seed_gives_the_same_run_every_time() -> None:
 
 
 def repeated_run() -> WalkResult:
-    """Walk the run that is made again in another process."""
+    """Walk the run that is repeated in another process."""
 
     def draw(random: Random) -> WalkCase:
         return WalkCase("vllm", msgspec.structs.replace(draw_shape(random), connector="KvsmConnector"))
@@ -90,7 +90,7 @@ def test_the_log_of_a_run_is_the_same_in_another_process() -> None:
 def test_a_log_that_differs_from_process_to_process_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Determinism (S11): here and in the other process the offers of a step are in the order of a set."""
+    """Determinism (S11): in both processes, the offers of a step are in the order of a set."""
     (tmp_path / "sitecustomize.py").write_text(unsteady.SITE)
     path = [str(tmp_path), str(Path(unsteady.__file__).parent), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))

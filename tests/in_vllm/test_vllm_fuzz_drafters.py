@@ -76,8 +76,8 @@ def test_a_good_connector_is_not_blamed(connector: str, drafter: Drafter) -> Non
 def test_vllms_offloading_connector_stores_a_prompt_beside_a_drafter_in_vain(
     connector: str, drafter: Drafter
 ) -> None:
-    """Of the window it stores the blocks before the last whole block of the prompt. The drafter's group drops
-    this block, so a request with the prompt wants the blocks before the second last one."""
+    """It stores the window blocks of a hit that ends with the last whole block of the prompt. But the
+    drafter's group drops this block, so a request with the prompt needs those of a shorter hit."""
     world = VllmWorld(
         EngineShape(
             connector=connector,
@@ -147,7 +147,7 @@ def test_vllm_drops_the_last_block_of_a_hit_and_kvsm_keeps_it(connector: str) ->
 
 
 def test_a_drafters_blocks_come_back_from_the_host() -> None:
-    """Else a walk would say nothing about them."""
+    """Otherwise a walk would say nothing about them."""
     world = VllmWorld(EngineShape(drafts=2, drafter="full", device_blocks=48))
     for action in (
         *(("arrive", 0, 4 * BLOCK_TOKENS, 2, 1, 0), *[SETTLE] * 9, ("reset", 0, 0)),

@@ -76,7 +76,7 @@ def test_only_connectors_for_several_groups_get_them() -> None:
 
 
 def test_a_state_is_stored_though_a_reset_has_preempted_its_request() -> None:
-    """In the step after the reset the request runs again, and vLLM names it as preempted."""
+    """In the step after the reset the request runs again, but vLLM also lists it as preempted."""
     world = VllmWorld(EngineShape(mamba=True))
     prompt = ("arrive", 0, 6 * BLOCK_TOKENS, 1, 1, 0)
     for action in (

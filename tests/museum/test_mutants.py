@@ -33,7 +33,8 @@ QUICK = ("M15", "M40")
 
 WITH_VLLM = {one.name for one in ADAPTER_CHECKERS}
 FOUND_IN_SAMPLE = 2
-"""They take less than a minute on two cores. One that is missed takes two more, and has its day in twelve."""
+"""Found mutants take less than a minute on two cores. A missed one takes two more minutes, so each is
+searched for on one day in twelve."""
 
 
 def museum(*arguments: str) -> Result:

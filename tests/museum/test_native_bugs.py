@@ -1,4 +1,4 @@
-"""Bugs that are written in C are found by walks of the product, which run the native body."""
+"""Walks of the product, which run the native body, find bugs that are written in C."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from places import ROOT
 
 BUGS = {**EXHIBITS, **MUTANTS}
 FOUND_BY_LAYERS = ("M57",)
-"""The other ones are found by the walk of the core."""
+"""Bugs that the walk of layers finds; the walk of the core finds the others."""
 
 
 @pytest.mark.parametrize("id", NATIVE_BUGS)

@@ -2,7 +2,7 @@
 
     python tests/support/native_lockstep.py FIRST COUNT    # plays these seeds
 
-Each seed folds the events of a walk with twin ledgers, right and wrong ones, while the native state is
+Each seed folds the events of a walk, right and wrong ones, with twin ledgers while the native state is
 copied, and makes random calls of twin cores. Ends with an `AssertionError` at the first difference.
 """
 
@@ -30,7 +30,7 @@ def fold(seed: int) -> None:
     twins = Twins(config)
     for event in events:
         wanted = saved(twins.native)
-        copy = freeze(twins.native) if isinstance(wanted, bytes) else None  # else no log has such values
+        copy = freeze(twins.native) if isinstance(wanted, bytes) else None  # otherwise no log has such values
         if random.random() < 0.3:
             wrong = twins.apply(spoiled(event, random))
             if wrong.error is not None and not is_refusal(wrong):

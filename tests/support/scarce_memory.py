@@ -1,7 +1,7 @@
 """Calls of the native body in which one allocation fails: the first, the second, and so on.
 
-Two allocators can fail. That of Python's objects is replaced by CPython's own test module. That of C
-(`malloc`, which no Python module can replace) is one of `counted_memory.c`, if the body was built with it.
+Two allocators can fail: that of Python's objects, which CPython's own test module replaces, and that of C
+(`malloc`), which is replaced if the body was built with `counted_memory.c`.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any, NamedTuple, Protocol
 from kvsm.core.native import _body
 
 CALM = 12
-"""So many failures in turn that change nothing: the call allocates no more."""
+"""After this many failures in a row that change nothing, the call has no more allocations."""
 
 
 class Allocator(Protocol):
     """An allocator that can fail once."""
 
     def failing(self, number: int) -> Any:
-        """Inside of this `with`, allocation `number`, from 0, fails."""
+        """In this `with` block, allocation `number` fails, counted from 0."""
 
 
 class OfPython:
@@ -68,7 +68,7 @@ class Scene(NamedTuple):
 
     do: the call. It returns what can be compared.
     state: what it may change. Compared, too.
-    is_given_up: whether the object refuses all further use, which a half done change may end with.
+    is_given_up: whether the object refuses all further use, as after a change that was half done.
     """
 
     do: Callable[[], Any]
@@ -79,8 +79,8 @@ class Scene(NamedTuple):
 def fail_each(make: Callable[[], Scene], allocator: Allocator) -> int:
     """Fail each allocation of a call in turn, in a scene of its own.
 
-    Returns how often `MemoryError` was raised. The call either raises it, or does what it does with enough
-    memory. After a `MemoryError`
+    Returns how often `MemoryError` was raised. The call either raises it, or has the same effect as with
+    enough memory. After a `MemoryError`
 
     - nothing has changed, and the same call then succeeds;
     - or the call has happened, and only its answer is lost;

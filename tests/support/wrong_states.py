@@ -1,7 +1,7 @@
 """States of a ledger with one wrong cell, for tests of the checks: each field of a snapshot, one at a time.
 
-`CHANGES` has each field of a snapshot and of its records. So a field that a snapshot gets later is changed,
-too, and a check that does not look at it is found.
+`CHANGES` is made from the fields of a snapshot and of its records. So it will also change a field that is
+added later, and a check that does not compare this field is found.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ NOT_CHANGED = {
 }
 """Fields of a snapshot without a change here, and why."""
 _NOT_BELOW = ("forgotten_at",)
-"""Numbers of the last event of a kind, that may be too high: then a block is offered once more."""
+"""Numbers of the last event of a kind. They may be too high: then a block is only offered once more."""
 _LIVE: dict[str, Callable[[Any], bool]] = {
     "transfers.owners": lambda record: record[1] == Direction.LOAD,
     "requests.pinned_at": lambda record: len(record[2]) > 0,
     "requests.awaits": lambda record: record[1] & STATE_MASK == DEFERRED,
 }
-"""When a field of a record is read: owners of stores are for people, and the others for a match or a wait."""
+"""In which records a field is read: owners of stores are for people, the others for a match or a wait."""
 _WORDS = {"blocks": BLOCK_WORDS, "leases": LEASE_WORDS}
 _RECORD_WORDS = {"transfers": TRANSFER_WORDS, "requests": REQUEST_WORDS}
 _RECORDS = {"transfers": TransferRecord, "requests": RequestRecord}

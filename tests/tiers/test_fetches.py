@@ -157,7 +157,7 @@ def test_a_prompt_longer_than_half_of_the_host_comes_alone() -> None:
 
 
 def test_a_request_that_needs_more_than_half_is_not_kept_waiting_by_what_it_holds() -> None:
-    """The device has lost the beginning of its prompt. Stored, so served (S19)."""
+    """Stored, so served (S19). The device has lost the beginning of the request's prompt."""
     tiers = fetching(6)
     ask(tiers, "r", KEYS[3:6])
     tiers.end(loads(tiers)[0])

@@ -163,7 +163,7 @@ def test_a_copy_to_the_disk_only_reads_the_host(good: bool) -> None:
 
 
 def test_a_request_does_not_wait_for_a_copy_to_the_disk() -> None:
-    """The copy only reads the slots. Stored, so served (S19)."""
+    """Stored, so served (S19): the copy only reads the slots."""
     tiers = Tiers()
     tiers.store(KEYS[:2])
     (job,) = tiers.tier.plan()
@@ -443,7 +443,7 @@ def test_a_smaller_disk_keeps_what_was_used_last() -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_disk_as_large_as_the_host_keeps_what_the_host_has(policy: str) -> None:
-    """Also when a key that its policy remembers changes the order of eviction."""
+    """Even when a key that its policy remembers changes the order of eviction."""
     for seed in range(20):
         tiers, chance = Tiers(policy=policy, disk=HOST), random.Random(seed)
         for number in range(60):
@@ -534,7 +534,7 @@ def test_one_step_looks_at_a_piece_of_what_leaves_next(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_an_idle_engine_stops_writing_next_victims_to_a_small_disk(policy: str) -> None:
-    """The next victims evict each other from it. Progress (S9)."""
+    """Progress (S9), although the next victims evict each other from the disk."""
     tiers = written_back(host_blocks=12, disk=2, policy=policy)
     for key in KEYS:
         tiers.store([key])

@@ -233,7 +233,7 @@ class Induction:
                 yield Condition(NO_STEP.name, name, (first + self.fails(part, self.taken(NO_STEP)),))
 
     def holds(self, term: Term) -> str:
-        """Assert that a term holds before any step."""
+        """Return the text that asserts that a term holds before a step."""
         return f"(assert {self.writer.say(term)})\n"
 
     def kept(self, step: Step) -> Iterator[Condition]:

@@ -2,7 +2,7 @@
 
 With few members of each set every quantifier can be written out. Then z3 always answers, and its model is a
 state of the explorer. The explorer says whether this state can be reached. If it can, the protocol is
-wrong. If it cannot, an invariant is missing: one that excludes the state. The proposal for it: a
+wrong. If it cannot, an invariant is missing: one that excludes the state. As a hint, the result names a
 set of facts of the state that are never all true in a reachable state.
 """
 
@@ -77,7 +77,7 @@ class Reached:
 def never_taken(versions: Iterable[Sequence[Declaration]]) -> tuple[str, ...]:
     """Return the steps that z3 finds possible in no version, in no state in which all hypotheses hold.
 
-    What is proved of such a step says nothing: its guard may be false by mistake.
+    The proofs about such a step are vacuous: its guard may be false by mistake.
 
     versions: for each version its declarations with few members of each set.
     """
@@ -93,11 +93,11 @@ def never_taken(versions: Iterable[Sequence[Declaration]]) -> tuple[str, ...]:
 
 
 def never_met(versions: Iterable[Sequence[Declaration]]) -> tuple[str, ...]:
-    """Return the conditions inside claims that z3 finds possible in no version, in no state in which all
-    hypotheses hold.
+    """Return the conditions A of claims "if A, then B" that hold in no version, in no state in which all
+    hypotheses hold, as far as z3 can tell.
 
-    Such a part of a claim is proved whatever follows from the condition, which may be false by mistake. A
-    condition has the name of its claim, and its number among the conditions of this claim.
+    Such a part of a claim is proved vacuously: A may be false by mistake. A condition is named by its claim
+    and by its number among the conditions of this claim.
 
     versions: as in `never_taken`.
     """
@@ -117,7 +117,7 @@ def never_met(versions: Iterable[Sequence[Declaration]]) -> tuple[str, ...]:
 
 
 def _conditions_in(term: Term) -> Iterator[Term]:
-    """Yield the conditions of a claim's implications, each for some values of the parameters around it."""
+    """Yield each condition A of a claim's "if A, then B": that A holds for some values of its parameters."""
     match term:
         case ForAll(param, body):
             yield from (Exists(param, condition) for condition in _conditions_in(body))

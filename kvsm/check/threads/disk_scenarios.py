@@ -30,14 +30,15 @@ _IDENTITY = PoolIdentity.of({"model": "a scenario"})
 
 
 class WatchedDisk(DiskCopyEngine):
-    """The real engine. It notes when each store began, was written and was reported, in ticks of the disk."""
+    """The real engine, which records when each store began, was written and was reported (disk ticks)."""
 
     disk: FaultyDisk
     began: dict[int, int]
     written: dict[int, int]
     reported: dict[int, int]
     known: list[int]
-    """When the engine had counted each failed flush. Stores that it reports later must be bad."""
+    """When the engine noticed each failed flush. A store that the flush may have lost, and that is reported
+    later, must be bad."""
 
     def checked(self, job: TransferJob) -> tuple[IdArray, IdArray]:
         pairs = super().checked(job)
@@ -140,9 +141,9 @@ class FlushedStores(ThreadScenario):
             raise PropertyBroken(Property.PROGRESS, f"a good store is bad: {result.error}")
 
     def _check_covered(self, store: int, engine: WatchedDisk) -> None:
-        """A flush that began after the writes of a good store was good, and none failed that may have lost
-        them. If stores are flushed now and then, a store may be reported before that: then the failure of
-        its flush can only be logged."""
+        """Check that a successful flush began after the writes of a good store, and that no flush that may
+        have lost them had failed. If stores are flushed at intervals, a store may be reported before its
+        flush: then the failure of the flush can only be logged."""
         disk, is_every = self._disk, not self.size["now_and_then"]
         began, written, reported = engine.began[store], engine.written[store], engine.reported[store]
         covered = [end for start, end in disk.good if start > written and not (is_every and end > reported)]
@@ -150,7 +151,7 @@ class FlushedStores(ThreadScenario):
         failed = [(*flush, known) for flush, known in zip(disk.bad, engine.known, strict=True)]
         logged = any(start > written and known > reported for start, _, known in failed)
         if any(began < end and start < first and known < reported for start, end, known in failed):
-            self._fail(store, "a flush failed that may have lost it")
+            self._fail(store, "a flush that may have lost it failed")
         if not covered and (is_every or not logged):
             self._fail(store, "no flush has covered it")
 

@@ -42,7 +42,7 @@ def changed(config: Any, **changes: Any) -> Any:
 
 @cache
 def hasher() -> Any:
-    """vLLM's block hasher. The hashes are the same in each process: the first may depend on this variable."""
+    """vLLM's block hasher. PYTHONHASHSEED is fixed: otherwise hashes may differ from process to process."""
     with patch.dict(os.environ, PYTHONHASHSEED="0"):
         init_none_hash(sha256)
     return get_request_block_hasher(BLOCK_TOKENS, sha256)
@@ -121,11 +121,11 @@ def make_kv_cache_config(
 
 
 def _spec(window: int, *, is_drafter: bool) -> Any:
-    """What the layers of a group keep in each block."""
+    """The KV cache spec of a group's layers."""
     if window == STATES:
         state = {"shapes": ((BLOCK_BYTES // 4,),), "dtypes": (torch.float32,)}
         return MambaSpec(block_size=BLOCK_TOKENS, **state, mamba_cache_mode="align")
-    # vLLM puts layers with equal specs into one group, so a drafter with its own group has other heads.
+    # vLLM puts layers with equal specs into one group, so a drafter with its own group has other head sizes.
     heads = (
         {"head_size": 2, "dtype": torch.float16} if is_drafter else {"head_size": 1, "dtype": torch.float32}
     )

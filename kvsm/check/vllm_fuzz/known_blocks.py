@@ -1,13 +1,13 @@
 """The blocks that a connector has, concluded from its own answers, and the longest answer that they allow.
 
-An answer that ends at a block says that the connector has all blocks that some KV cache group reads there, as
-far as the device does not have them. Together, the answers to one prompt say what the connector has. The
-longest answer then follows from the definition of each group: it ends at the last block for which all that is
-read there is known. How a connector searches for its hits plays no part.
+An answer that ends at a block shows that the connector has all blocks that the KV cache groups read there,
+except those on the device. Together, the answers to one prompt show what the connector has. The longest
+answer then follows from the definition of each group: it ends at the last block for which all blocks read
+there are known. How a connector searches for its hits plays no part.
 
-vLLM's own connectors also want the block behind the hit, if a drafter has KV cache: the drafter's KV of a
-block's last token depends on the token behind the block (`use_eagle_block_drop`). They want it for the
-drafter's group, or for all groups with attention if vLLM has marked none.
+If a drafter has a KV cache, vLLM's own connectors also require the block after the hit, because the
+drafter's KV of a block's last token depends on the token after the block (`use_eagle_block_drop`). They
+require it in the drafter's group, or in all groups with attention if vLLM has marked none.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class KnownBlocks:
     windows: the sliding window of each KV cache group (tokens); 0 for full attention, `STATES` for mamba
         states.
     chunk: device blocks in a chunk of the connector: answers end with a chunk, and have at least one.
-    drops: the groups of which the connector may want the chunk behind the hit, too.
+    drops: the groups in which the connector may also require the chunk after the hit.
     """
 
     def __init__(self, windows: Sequence[int], chunk: int = 1, drops: Collection[int] = ()) -> None:
@@ -70,7 +70,7 @@ def _group(window: int) -> KVCacheGroup:
 
 
 def _wanted(group: KVCacheGroup, computed: int, end: int, dropped: int) -> set[int]:
-    """The blocks of a group that may be wanted for a hit up to `end`, and for the blocks behind it."""
+    """The blocks of a group that a hit up to `end` may require, or one that is `dropped` blocks longer."""
     wanted = _blocks_read(group, computed, end)
     if dropped and group.kind is not GroupKind.MAMBA:
         wanted |= _blocks_read(group, computed, end + dropped)

@@ -30,7 +30,7 @@ from kvsm.vllm.recording_manager import RecordingManager
 
 @contextmanager
 def recording(events: MemoryLog, *, waits: bool = True) -> Iterator[None]:
-    """A `with` block in which the first core that a connector of kvsm's creates appends its events here.
+    """In this `with` block, the first core that kvsm's connector creates appends its events to `events`.
 
     waits: whether requests may wait for blocks in flight.
     """

@@ -119,7 +119,7 @@ class ServedPrompts:
             # With sliding windows, vLLM keeps only the blocks that the same prompt would read again.
             tokens = like.num_prompt_tokens - any(self._shape.windows_of_groups)
             chunks = tokens // (BLOCK_TOKENS * self._chunk) - bool(drops)
-            # Of a window, a request may not store the blocks that another one has computed.
+            # A request might not store window blocks that another request has computed.
             if not (drops and any(self._shape.windows_of_groups)) or self._is_alone(like):
                 known.served(max(0, chunks) * self._chunk)
             self._compare(known, ends, name, f"request {name} was served, and nothing was evicted")

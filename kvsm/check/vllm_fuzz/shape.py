@@ -25,9 +25,9 @@ WINDOWS = (5, WINDOW, 8, 9)
 STATES = -1
 """In place of a window: the group has mamba states. All words of a block hold one state."""
 Drafter = Literal["", "full", "window", "shared", "unmarked"]
-"""Whose layers draft tokens: no layers (vLLM's n-gram lookup does); a KV cache group of their own, with full
-attention or with a sliding window; or layers that share the first group with the model's. vLLM marks the
-drafter's group (`is_eagle_group`), but not for every model: then it is `unmarked`."""
+"""Which layers draft tokens. "": none, vLLM's n-gram lookup does. "full", "window": layers in a KV cache
+group of their own, with this attention. "shared": layers in the model's first group. vLLM marks the group
+with these layers (`is_eagle_group`), but not for every model: "unmarked" is "shared" without the mark."""
 DRAFTERS: tuple[Drafter, ...] = ("", "full", "full", "window", "shared", "unmarked")
 """The drafters that are drawn."""
 OPTIONS: tuple[dict[str, Any], ...] = ({}, {}, {}, {"blocks_per_chunk": 2}, {"store": "lazy"})
@@ -135,8 +135,8 @@ class EngineShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def dropping_groups(self) -> tuple[int, ...]:
-        """The groups for which vLLM's connectors may want the block behind a hit. If no group is marked, vLLM
-        may take each for the drafter's."""
+        """The groups in which vLLM's connectors may require the block after a hit. If no group is marked,
+        they may treat each as the drafter's."""
         if not self.drafter:
             return ()
         return tuple(range(self.groups)) if self.eagle_group is None else (self.eagle_group,)
@@ -197,7 +197,7 @@ def draw_shape(
 
 
 def draw_options(shape: EngineShape, random: Random) -> EngineShape:
-    """Draw what only kvsm's connector has: its options, and whether requests wait."""
+    """Draw what only kvsm's connector has: its options, and whether requests may wait."""
     others = Random(f"options {random.getstate()}")
     extra, waits = others.choice(OPTIONS), others.random() < 0.8
     if shape.mamba and "blocks_per_chunk" in extra:

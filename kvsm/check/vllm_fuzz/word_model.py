@@ -72,7 +72,7 @@ class Places(NamedTuple):
     words: Words
     names: tuple[str, ...]
     versions: Mapping[int, Collection[int]] = {}
-    """Place in these tuples -> all words that the token may have, for the drafter's last words of blocks."""
+    """Index of a token in these arrays -> all words that it may have, for last tokens of drafter blocks."""
 
 
 class EngineStep(NamedTuple):
@@ -124,8 +124,8 @@ class ModelRunner:
         self._drafts, self._random, self._windows = drafts, random, windows
         self._drafter = drafter
         self._last_words: dict[int, set[int]] = {}
-        """Word of the model's layers at the end of a block -> the words that the drafter has computed there.
-        The key stands for the tokens up to there and the epoch."""
+        """The model's word at the end of a block -> the words that the drafter has computed for this token.
+        The key identifies the epoch and all tokens so far."""
         self._rows: dict[str, RunnerRow] = {}
         self.epoch = 0
         """The epoch of the weights. Different weights compute different words."""
@@ -204,7 +204,7 @@ class ModelRunner:
         return [np.array([*words[:-1], word], np.uint64) for word in last]
 
     def _hashes(self, group: int, truth: KnownTokens, first: int, end: int) -> list[int]:
-        """The hashes of what the words of these tokens depend on in this group."""
+        """For each of these tokens, the hash of all tokens that its word in this group depends on."""
         behind = int(group == self._drafter)
         return truth.hashes(first + behind, end + behind)
 
@@ -250,7 +250,7 @@ class _PlaceList:
         self._versions: dict[int, Collection[int]] = {}
 
     def add_versions(self, first: int, end: int, versions: Callable[[int], Collection[int]]) -> None:
-        """Note which words the last tokens of blocks may have, of the tokens that are added next."""
+        """Set the words that the last tokens of blocks may have, among the tokens that are added next."""
         for token in range(first + BLOCK_TOKENS - 1 - first % BLOCK_TOKENS, end, BLOCK_TOKENS):
             self._versions[len(self._words) + token - first] = versions(token)
 

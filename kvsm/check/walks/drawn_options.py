@@ -108,7 +108,7 @@ def draw_copies(random: Random) -> CopyEngineWorldOptions:
     )
 
 
-# Cores with other weights.
+# Cores in which the kinds of actions have other weights.
 
 _SELDOM = ("lose", "reset", "restart", "fail", "cancel", "touch", "import_blocks", "tick", "preempt")
 _OFTEN = 8.0
@@ -117,7 +117,7 @@ _OFTEN = 8.0
 def draw_disturbed_core(random: Random) -> WeightedCoreOptions:
     """Draw a core in which some rare kinds of action are frequent.
 
-    The kind "advance" never happens: random moves of a request's cursors are unlike any engine's.
+    The kind "advance" never happens: random moves of a request's cursors are unlike those of any engine.
     """
     core, often = draw_options(random), random.sample(_SELDOM, 3)
     if random.random() < 0.4:
@@ -218,7 +218,7 @@ def draw_log_ahead(random: Random) -> LogAheadOptions:
     return LogAheadOptions(core=draw_options(random), waits=random.random() < 0.5)
 
 
-# Worlds whose books are looked at.
+# Worlds whose books are audited or made wrong.
 
 
 def draw_audited(random: Random) -> AuditedOptions:
@@ -244,7 +244,7 @@ def draw_wrong_books(random: Random) -> WrongBooksOptions:
 def draw_diverging(random: Random, length: int, parts: int = 0) -> RequestSpec:
     """Draw a request whose prompt diverges from others at any token, also within a block or a chunk.
 
-    parts: the most further parts of its prompt, as of a session.
+    parts: the maximum number of further parts of its prompt, as in a session.
     """
 
     def tokens(count: int) -> tuple[int, ...]:

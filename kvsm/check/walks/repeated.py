@@ -39,7 +39,7 @@ class _Actions(msgspec.Struct, frozen=True):
 
 
 class RepeatedRuns(WorldRuns):
-    """Runs of kvsm's worlds. A share of them is made again in another process.
+    """Runs of kvsm's worlds. A share of them is repeated in another process.
 
     draw: draws the world of a run.
     """

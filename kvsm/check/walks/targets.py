@@ -251,7 +251,7 @@ TARGETS: dict[str, WalkTarget] = {
         has_log=False,
     ),
     "whole": WalkTarget(
-        "the scheduler with layers of every kind, a host pool, the disk tier and a log, over processes",
+        "the scheduler with layers of every kind, a host pool, the disk tier and a log, with restarts",
         WholeOptions,
         WholeWorld,
         draw_whole,

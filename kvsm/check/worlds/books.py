@@ -1,4 +1,4 @@
-"""The worlds of cores, tiers and engines whose books are looked at: audited, or made wrong on purpose."""
+"""Worlds of cores, tiers and engines whose books are audited, or made wrong on purpose."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvsm.errors import ConfigError
 
 
 class AuditedOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The world whose books are audited: exactly one of these. Raises `ConfigError`."""
+    """The world whose books are audited: give exactly one. Raises `ConfigError`."""
 
     core: WeightedCoreOptions | None = None
     tiers: TwoTierOptions | None = None
@@ -24,7 +24,7 @@ class AuditedOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WrongBooksOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The world whose books are made wrong: exactly one of these. Raises `ConfigError`."""
+    """The world whose books are made wrong: give exactly one. Raises `ConfigError`."""
 
     core: WeightedCoreOptions | None = None
     tiers: TwoTierOptions | None = None
@@ -37,7 +37,7 @@ def _require_one(options: AuditedOptions | WrongBooksOptions) -> None:
     given = [name for name, value in msgspec.structs.asdict(options).items() if value is not None]
     if len(given) != 1:
         known = ", ".join(options.__struct_fields__)
-        raise ConfigError(f"these worlds are given: {', '.join(given) or 'none'}; give one of {known}")
+        raise ConfigError(f"give exactly one of the worlds {known}; given: {', '.join(given) or 'none'}")
 
 
 def audited(options: AuditedOptions) -> AuditedWorld:

@@ -196,7 +196,7 @@ class EraWorld:
         ]
         weakref.finalize(self, _end, self.ranks, place)
         self._simulated = SimulatedDisk()
-        """Under the files of all ranks. It loses nothing here."""
+        """The disk under the files of all ranks. In this world it loses nothing."""
         self.lives = False
         self._pool, self._marks = 1, memory_marks(options.ranks)
         self.weights, self.epoch, self._last_epoch = WEIGHTS[0], 0, 0

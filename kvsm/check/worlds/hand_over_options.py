@@ -23,7 +23,7 @@ class HandOverWorldOptions(msgspec.Struct, frozen=True, kw_only=True):
     readers: how many requests of the decode engine may name one hand-over.
     computes, decodes: how many prompts the prefill engine and the decode engine may compute.
     hand_overs: how many requests of the prefill engine end with a hand-over.
-    waits: how often time passes until leases run out; unlimited while no other action but these is possible.
+    waits: how often time passes until leases expire; unlimited while no other action is possible.
     resets: how many resets, of both engines together.
     failures: how many copies of a rank fail.
     cuts: how many connections break.

@@ -59,18 +59,18 @@ class HostCopy(msgspec.Struct):
 
 
 class LeavingLog(MemoryLog):
-    """A log that knows which events are written. written: the number of the last one."""
+    """A log that knows which events are written. written: the number of the last written event."""
 
     written = 0
 
     def flush(self) -> None:
-        """Count all events so far as written."""
+        """Mark all events so far as written."""
         self.written = self[-1].seq if self else 0
 
     def check_leaving(self, engine: str) -> None:
-        """Check that the submission of jobs that leave now is written. Raises `PropertyBroken`."""
+        """Check that the submission of the jobs that leave now is written. Raises `PropertyBroken`."""
         if any(isinstance(event, TransfersSubmitted) and event.seq > self.written for event in self):
-            message = f"jobs leave for the ranks of the {engine} engine, and its written log does not say so"
+            message = f"jobs leave for the ranks of the {engine} engine before its log says so"
             raise PropertyBroken(Property.EVENTS_ARE_STATE, message)
 
 

@@ -1,8 +1,8 @@
 """The hand-over world: a prefill engine and a decode engine with their real cores, and a model of the
 network.
 
-Real are both cores, the lease table, the prefill engine's hand-overs (`OutgoingHandOvers`) and the decode
-engine's claims (`IncomingHandOvers`). Each of these is an action: an engine computes a prompt or steps, a
+Both cores, the lease table, the prefill engine's hand-overs (`OutgoingHandOvers`) and the decode engine's
+claims (`IncomingHandOvers`) are real. Each of these is an action: an engine computes a prompt or steps, a
 rank carries out its share of one copy, the service answers one question, time passes until none, some or all
 leases have run out, either engine is reset, a connection breaks. So the prefill engine can free blocks, and
 overwrite them, whenever the real one could, and the decode engine copies whatever bytes are there then.
@@ -14,11 +14,11 @@ a decode engine could not detect it.
 Checked after each action: each block that an engine serves holds its own bytes on every rank (publish after
 commit, S2); hand-overs pin at most their share of the pool, and each hand-over that waits has a block that is
 being stored (progress, S9); a stranger changes no hand-over (a match holds what it counts, S7); after the
-prefill engine has looked, no lease is left whose time is up (one release per hold, S4); jobs that leave for
-the ranks of the decode engine are in its written log (events are state, S10). `check` adds the ledgers' own
-properties. When no request, copy or question is left, a hand-over that has had a reader pins nothing any more
-(one release per hold, S4); at rest nothing is left in either engine (progress, S9), and both logs fold to the
-present state (events are state, S10).
+prefill engine has looked at its hand-overs, no expired lease is left (one release per hold, S4); jobs leave
+for the ranks of the decode engine only when its log says so (events are state, S10). `check` adds the
+ledgers' own properties. When no request, copy or question is left, a hand-over that has had a reader no
+longer pins anything (one release per hold, S4); at rest nothing is left in either engine (progress, S9), and
+both logs fold to the present state (events are state, S10).
 
 Left out: threads and sockets, which `ModelChannel` replaces, and the device.
 """
@@ -137,7 +137,7 @@ class HandOverWorld:
     # What may happen.
 
     # There are hundreds of lies and strays: `actions` has only number 0 of them, `draw` chooses among all.
-    # It also draws waits in which no lease runs out.
+    # `draw` also draws waits during which no lease expires.
 
     def actions(self) -> list[Action]:
         left, found = self._left, list[Action]()
@@ -344,20 +344,20 @@ class HandOverWorld:
         return True
 
     def _look(self) -> None:
-        """The prefill engine looks at its hand-overs. After that no lease is left whose time is up."""
+        """The prefill engine looks at its hand-overs. Afterwards no expired lease may be left."""
         self.outgoing.look()
         for name, lease in self.leases._leases.items():
             if lease.until <= self._now:
-                message = f"hand-over {name} ran out {self._now - lease.until:g} s ago, and still pins blocks"
+                message = f"hand-over {name} expired {self._now - lease.until:g} s ago, but still pins blocks"
                 raise PropertyBroken(Property.ONE_RELEASE_PER_HOLD, message)
 
     def _ends(self) -> list[float]:
-        """The times at which leases run out, the next one first."""
+        """The times at which leases expire, in order."""
         ends = {lease.until for lease in self.leases._leases.values() if lease.until > self._now}
         return sorted(ends) or [self._now + TIMEOUT_S]
 
     def _do_wait(self, place: int) -> bool:
-        """Time passes: the leases up to this place run out. Behind the last place, none runs out."""
+        """Let time pass until the leases up to this place expire. After the last place, none expires."""
         ends = self._ends()
         if not 0 <= place <= len(ends):
             return False

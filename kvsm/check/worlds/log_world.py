@@ -8,12 +8,12 @@ A reader then finds the appended events, each once and in order: events are stat
 reported:
 
 - an event that a sync has made durable is found, whatever fails later;
-- an engine that flushes on without new events soon has made all events durable: progress (S9);
+- after a few flushes without new events, all events are durable: progress (S9);
 - if a mark says from which event on a log is broken, all earlier events are found;
 - a log that was closed normally has all events except those that it reports as lost;
 - the log stops, or has a gap, only if a system call has failed: progress (S9);
-- a log begins later than with its first event only if it has a limit of bytes, and an old segment is deleted
-  only when the names of all newer ones are on the disk.
+- the first events are missing only if the log has a limit of bytes, and an old segment is deleted only when
+  the names of all newer ones are on the disk.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ _SIZES_IN_A_LIMIT = (20, 20, 300)
 _MAX_BYTES = 12_000
 """The drawn limit of bytes: room for several small segments."""
 _MOST_UNWRITTEN = 4
-"""The most events between two flushes in a log with a limit of bytes: they must fit in it together."""
+"""The most events between two flushes in a log with a limit of bytes: together they must fit in it."""
 _LEAST_BYTES = 8_000
 """The least limit, besides two segments: room for four heads, and for the events between two flushes."""
 _IDLE_FLUSHES = 12
 """More flushes than a writer needs to sync, or to open a segment and sync its name."""
 _SEEDS = 100
-"""Faults and power losses are drawn from one of so many seeds."""
+"""The number of seeds from which faults and power losses are drawn."""
 _ENDS = ("close", "kill", "lose_power")
 _WRITES = ("append", "flush", "sync", "open")
 _LIKELY = (*_WRITES * 4, *["fail_write", "fail_sync"] * 3, "rest", *_ENDS)
@@ -66,7 +66,7 @@ _LIKELY_IN_LONG_LIVES = (*_WRITES * 12, "fail_write", "fail_sync", "rest", "lose
 class LogWorldOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The parameters of `LogWriter`. A log without syncs promises no durability. Raises `ConfigError`.
 
-    long_lives: whether processes write for long. Then a log within `max_bytes` deletes old segments.
+    long_lives: whether processes write for a long time, so that a log with `max_bytes` deletes old segments.
     """
 
     durability: Literal["interval", "every"] = "interval"
@@ -99,7 +99,7 @@ def draw_log_options(random: Random) -> LogWorldOptions:
 
 
 class _HeldJobs:
-    """Replaces a `LogThread`'s queue: holds a job until an action runs it, or the writer waits for it."""
+    """Replaces a `LogThread`'s queue: holds a job until an action runs it or the writer waits for it."""
 
     def __init__(self) -> None:
         self.held: Any = None

@@ -1,8 +1,8 @@
 """A second count of the metrics that follow from events and ledger, to compare with `kvsm.explain.metrics`.
 
-Each metric has a line of its own here, over the whole log or over all slots. So no count depends on another
-one, or on anything that was kept while the events came. The engine's own record (`run_figures`) judges the
-metrics in `BY_ENGINE`. No world judges those in `UNJUDGED`; each says why.
+Each metric is computed by itself, from the whole log or from all slots. So no count depends on another count
+or on running totals. The metrics in `BY_ENGINE` are compared with what the engine has counted
+(`run_figures`). No world judges those in `UNJUDGED`, which has the reasons.
 
 The counts are compared at rest: then nothing is in flight and no request is left.
 """
@@ -146,14 +146,14 @@ BY_ENGINE = (
 
 _DISTRIBUTION = "a distribution; `tests/explain/test_metrics.py` judges it for chosen runs"
 _MEASURED = "measured in the connector, and not logged"
-_BESIDE = "counted beside the log; the tests of its room judge it"
+_BESIDE = "counted outside the log; tests of the counting code judge it"
 UNJUDGED: Mapping[str, str] = {
     "blocks_matched": "the engine counts device blocks, and this metric counts slots",
-    "deferrals_ended": "the reason of an end is the metric's own rule",
-    "transfers_ended": "the outcome is the ledger's; the blocks of completed ones are in `BY_ENGINE`",
+    "deferrals_ended": "the metric itself decides why a deferral ended",
+    "transfers_ended": "the ledger decides the outcome; the blocks of completed ones are in `BY_ENGINE`",
     "imports_ended": "as transfers_ended",
     "transfers_abandoned": "as transfers_ended",
-    **dict.fromkeys(("log_events_dropped", "log_broken"), "of the writer; `tests/core/log` judges it"),
+    **dict.fromkeys(("log_events_dropped", "log_broken"), "the writer counts it; `tests/core/log` judges it"),
     **dict.fromkeys(
         ("transfer_blocks", "transfer_bytes", "transfer_seconds", "transfer_steps"), _DISTRIBUTION
     ),
@@ -171,5 +171,5 @@ def check_metrics(metrics: Metrics, log: Log) -> None:
     values = metrics.values() | metrics.gauges()
     for name, oracle in ORACLES.items():
         if (counted := oracle(log, metrics.ledger)) != values[name]:
-            message = f"the metric {name} says {values[name]}, and a second count {counted}"
+            message = f"the metric {name} says {values[name]}, but a second count gives {counted}"
             raise PropertyBroken(Property.EVENTS_ARE_STATE, message)

@@ -13,11 +13,10 @@ has reached the disk:
   or one of the later versions. So does the size of the file;
 - after a failed sync, each of these sectors keeps one of its versions, and the system counts it as clean: the
   next sync succeeds without writing it. That is how Linux behaves;
-- room that was allocated survives. So do names of files, unless the disk loses them, too
-  (`simulated_names.py`).
+- allocated room survives. So do names of files, unless the disk may lose names, too (`simulated_names.py`).
 
-Recorded are the calls in `SimulatedDisk.attached`. If the system lacks one of them, as macOS does, the
-simulated disk supplies it.
+It records the calls that `SimulatedDisk.attached` replaces. If the system lacks one of them, as macOS does,
+the simulated disk supplies it.
 """
 
 from __future__ import annotations
@@ -145,7 +144,7 @@ def _sector(data: bytearray, at: int) -> bytes:
 
 
 class _Fault(NamedTuple):
-    """A call that is to fail. skips: how many calls before it succeed. random: draws how it fails."""
+    """A call that is to fail. skips: how many such calls succeed first. random: draws how it fails."""
 
     skips: int
     random: Random
@@ -171,7 +170,7 @@ class SimulatedDisk:
 
     @property
     def early(self) -> str:
-        """A log segment that was deleted while a newer one had no durable name, for people; else empty."""
+        """A message if a log segment was deleted while a newer one had no durable name; else empty."""
         return "" if self._names is None else self._names.early
 
     def file(self, path: Path) -> DiskFile | None:
@@ -182,7 +181,7 @@ class SimulatedDisk:
         """Make a later call fail: a "write", which may write a part, but no part of a sector; a "sync", which
         drops sectors; or "any".
 
-        skips: how many of these calls before it succeed.
+        skips: how many of these calls succeed first.
         """
         self._faults[call] = _Fault(skips, Random(which))
 
@@ -312,14 +311,14 @@ class SimulatedDisk:
         self._end(file)
 
     def _opened(self, descriptor: int) -> DiskFile:
-        """Return the open file. An empty one counts as new: it may have the number of a deleted file."""
+        """Return the open file. An empty one counts as new: it may have a deleted file's inode number."""
         status = os.fstat(descriptor)
         if not status.st_size and self._names is None:
             self._files[number_of(status)] = DiskFile()
         return self._files[number_of(status)]
 
     def _fault(self, call: str) -> Random | None:
-        """Return the random numbers of the fault that this call meets, if it is to fail."""
+        """Return the source of random numbers of the fault that this call meets; None if it succeeds."""
         for name in (call, "any"):
             fault = self._faults.pop(name, None)
             if fault is not None and not fault.skips:

@@ -1,8 +1,8 @@
 """The names of files on a simulated disk: a power loss may take new names, and bring deleted files back.
 
-Names reach the disk when their directory is synced. Of the changes since then, a power loss keeps the first
-names that were given and the first deletions, independently of each other: POSIX does not say that a new name
-is kept if a later deletion is.
+Names reach the disk when their directory is synced. Of the new names and the deletions since then, a power
+loss keeps the first few of each, independently of each other: POSIX does not promise that a new name is kept
+if a later deletion is.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ class _Directory(Generic[File]):
         self._durable: dict[str, File] = {}
         self._current: dict[str, File] = {}
         self._new: list[tuple[str, str, File]] = []
-        """Each name that was given: the name that the file had before, empty for a new file; the name; the
-        file."""
+        """Each new name: the name that the file had before (empty for a new file), the new name, the file."""
         self._deleted: list[tuple[str, File]] = []
 
     def create(self, name: str, file: File) -> None:
@@ -55,7 +54,7 @@ class _Directory(Generic[File]):
         self._durable, self._new, self._deleted = dict(self._current), [], []
 
     def lose_power(self, random: Random) -> dict[str, File]:
-        """Draw which names a power loss leaves now, and return their files. These names are durable then."""
+        """Draw which names a power loss leaves now, and return their files. These names become durable."""
         left = dict(self._durable)
         for before, name, file in self._new[: random.randint(0, len(self._new))]:
             left.pop(before, None)
@@ -71,7 +70,7 @@ class _Directory(Generic[File]):
 class SimulatedNames(Generic[File]):
     """The names in all directories of a simulated disk.
 
-    early: a log segment that was deleted while a newer one had no durable name, for people; else empty.
+    early: a message if a log segment was deleted while a newer one had no durable name; else empty.
     """
 
     def __init__(self) -> None:
@@ -94,7 +93,7 @@ class SimulatedNames(Generic[File]):
         if directory is None:
             return
         if path.suffix == _SEGMENT and (newer := directory.newer_segment(path.name)):
-            self.early = f"{path.name} is deleted, and the name of {newer} is not on the disk"
+            self.early = f"{path.name} is deleted, but the name of {newer} is not on the disk"
         directory.delete(path.name)
 
     def sync(self, status: os.stat_result) -> None:

@@ -69,7 +69,7 @@ def _come_to_rest(world: TwoTierWorld) -> None:
         if (action := world.wind_down()) is None:
             return
         world.do(action)
-    message = f"{_MOST_STEPS} steps after a prompt was asked of the next process, it is not at rest"
+    message = f"the next process is not at rest {_MOST_STEPS} steps after it was asked for a prompt"
     raise PropertyBroken(Property.PROGRESS, message)
 
 

@@ -1,4 +1,4 @@
-"""Core worlds in which some kinds of action are much more frequent than in others, or never happen."""
+"""Core worlds in which the weights of kinds of actions differ: some are frequent, others never happen."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST_WEIGHT = 100.0
 
 
 class WeightedCoreOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """A core world with changed weights. Raises `ConfigError`.
+    """A core world with changed weights of actions. Raises `ConfigError`.
 
     weights: kind of action -> factor of its weight; 1 for absent kinds.
     """
@@ -36,5 +36,5 @@ class WeightedCoreWorld(CoreWorld):
         super().__init__(options.core)
 
     def favour(self, share: Callable[[str], float]) -> None:
-        """Scale the weight of each kind of action by `share(name)`, besides its own factor."""
+        """Scale the weight of each kind of action by `share(name)`, in addition to its own factor."""
         super().favour(lambda name: share(name) * self._weights.get(name, 1.0))

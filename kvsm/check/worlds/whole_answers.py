@@ -3,12 +3,12 @@
 Written from the definitions, without the code of `HitSearch`, `OffloadScheduler` or `Fetches`. The longest
 hit is made of keys that the host has, or that are readable on the disk.
 
-- While a key of it is not readable on the host, the request waits as long as it may: for the copy that brings
-  the key, or, if the host has no room now, for any copy in flight. It also waits while another request loads
-  a block of the hit, as without a disk. It need not wait if no copy is in flight and the host cannot take the
-  lacking keys.
-- It never waits if the host can read all keys of the longest hit, and no request loads them.
-- A request that waits no longer is offered the longest hit that the host can read then.
+- While one of these keys is not readable on the host, the request waits as long as it may: for the copy that
+  brings the key, or, if the host has no room now, for any copy in flight. It also waits while another request
+  loads a block of the hit, as without a disk. It need not wait if no copy is in flight and the host has no
+  room for the missing keys.
+- It never waits if the host can read all keys of the longest hit, and no other request is loading them.
+- When a request may wait no longer, it is offered the longest hit that the host can read then.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ class BeforeAnswerWithDisk(NamedTuple):
             count_case(Property.STORED_SO_SERVED, "requests that wait for host or disk")
         if found is None:
             if not self.may_wait:
-                self._broken("waits, and the host can read the longest hit, or it has waited enough")
+                self._broken("waits, although the host can read the longest hit, or its time to wait is over")
         elif self.must_wait:
-            self._broken(f"is offered {found} tokens behind {local}, and does not wait for the longest hit")
+            self._broken(f"is offered {found} tokens after {local}, instead of waiting for the longest hit")
         else:
             check_answer(self.request, local, found, self.asked.offered(ledger))
 
@@ -101,7 +101,7 @@ def _slots_of_loads(ledger: Ledger, tier: DiskTier) -> set[int]:
 
 
 def _can_come(ledger: Ledger, name: str, keys: Sequence[bytes]) -> bool:
-    """Whether lacking keys are worth waiting for: a copy is in flight, or theirs can begin."""
+    """Whether missing keys are worth waiting for: a copy is in flight, or their own copy can begin."""
     if ledger.transfers:
         return True
     if any(one.state is RequestState.MATCHED for one in ledger.requests.values() if one.name != name):

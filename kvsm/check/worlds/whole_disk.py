@@ -2,7 +2,7 @@
 
 Each rank carries out its part of a copy when the world says so, well or badly, and reports it. A copy that
 was given up may still be carried out. A block on disk is modelled as in the world of two tiers
-(`kvsm.check.worlds.tier_rank`); its content are the cells of its device blocks, token by token.
+(`kvsm.check.worlds.tier_rank`); its content is the cells of its device blocks, token by token.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class HostSlots:
 
 
 class NotedTier(DiskTier):
-    """A `DiskTier` whose calls are noted for the checks at rest. rest: set after it was made."""
+    """A `DiskTier` whose calls are recorded in `rest`, for the checks at rest. Set `rest` after creation."""
 
     rest: TierRest
 
@@ -166,7 +166,7 @@ class WholeDisk:
         self._open_era.begin(weights, self.core.ledger.seq)
         found = read_era(self.place.era_file)
         if isinstance(found, str) or found.id == self.era.id:
-            message = f"a reset has begun an era, and a process after a kill would find {found}"
+            message = f"a reset has begun an era, but a process after a kill would find {found}"
             raise PropertyBroken(Property.NO_STALE_DATA, message)
         self.era = found
 
@@ -228,7 +228,7 @@ class WholeDisk:
         both = sorted(used.intersection(blocks if is_load else slots))
         if both:
             where = "host" if is_load else "disk"
-            message = f"copy {job.transfer} of the disk writes {where} slots {both}, which a copy touches"
+            message = f"copy {job.transfer} of the disk writes {where} slots {both} under another copy"
             raise PropertyBroken(Property.NO_REUSE_IN_FLIGHT, message)
 
     def lose(self, transfer: int) -> None:
@@ -266,12 +266,12 @@ class WholeDisk:
             held: DiskSlot = rank.disk[slot]
             if not held.is_sealed or held.key != key:
                 message = (
-                    f"the disk serves {key.hex()}, and slot {slot} of rank {number} is not sealed with it"
+                    f"the disk serves {key.hex()}, but slot {slot} of rank {number} is not sealed with it"
                 )
                 raise PropertyBroken(Property.PUBLISH_AFTER_COMMIT, message)
             if held.era != self.era.id or (held.value is not None and held.value[0] != self._epoch()):
                 message = f"disk slot {slot} of rank {number} serves {key.hex()} from before a reset"
                 raise PropertyBroken(Property.NO_STALE_DATA, message)
             if held.value is not None and held.value[1] != expected:
-                message = f"disk slot {slot} of rank {number} serves {key.hex()}, and holds other bytes"
+                message = f"disk slot {slot} of rank {number} serves {key.hex()}, but holds other bytes"
                 raise PropertyBroken(Property.CORRECT_BYTES, message)

@@ -29,7 +29,7 @@ from kvsm.states.request import RequestState
 from kvsm.tiers import host_config
 
 STEP_S = 0.25
-"""The time that a step takes for the disk's health (s)."""
+"""The length of a step for the clock of the disk's health watch (s)."""
 
 
 class WholeEngine(WiderEngine):
@@ -86,7 +86,7 @@ class WholeEngine(WiderEngine):
         if not isinstance(self.log, TwiceLogged) or self.place.has_failed:
             return
         if transfer > self.log.flushed:
-            message = f"transfer {transfer} leaves, and the log ends with event {self.log.flushed}"
+            message = f"transfer {transfer} leaves, but the log on disk ends with event {self.log.flushed}"
             raise PropertyBroken(Property.NO_STALE_DATA, message)
 
     def _start(self) -> None:
@@ -145,7 +145,7 @@ class WholeEngine(WiderEngine):
             self.disk.rest.not_stored(keys)
         for key in keys:
             if self.disk.tier.has(key) or (is_load and key in self.core.ledger.index):
-                message = f"a copy of the disk has failed, and its key {key.hex()} can still be found"
+                message = f"a copy of the disk has failed, but its key {key.hex()} can still be found"
                 raise PropertyBroken(Property.FAILURE_IS_NOT_SUCCESS, message)
 
     def _waiting_for(self, transfer: int) -> list[tuple[str, tuple[bytes, ...]]]:
@@ -169,7 +169,7 @@ class WholeEngine(WiderEngine):
             request = ledger.requests[name]
             is_held = request.state is RequestState.MATCHED and to_list(request.pins) == slots
             if not is_held and all(slot >= 0 and ledger.readable(slot) for slot in slots):
-                message = f"{name} waited for slots {slots}, which have come, and does not hold them"
+                message = f"{name} waited for slots {slots}, which have arrived, but it does not hold them"
                 raise PropertyBroken(Property.MATCH_HOLDS, message)
 
     # Resets.

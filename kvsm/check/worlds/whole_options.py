@@ -27,7 +27,7 @@ def draw_whole(random: Random) -> WholeOptions:
     budgets = _draw_budgets(random, layers.budgets, trouble)
     fields = msgspec.structs.asdict(layers)
     if budgets.kills or budgets.power_losses or budgets.log_faults:
-        # Each client sends its request again, so none may have taken its name.
+        # After a kill each client sends its request again, so no other request may have its name.
         fields |= {"names": 0, "requests": layers.requests * 2}
     return WholeOptions(
         **fields

@@ -119,7 +119,7 @@ class WholePlace:
         return place
 
     def lose_pools(self) -> None:
-        """The next process finds new host pools."""
+        """Let the next process find new host pools."""
         self._pool += 1
         self._marks = memory_marks(self._ranks)
 
@@ -148,7 +148,7 @@ class WholePlace:
         core.writer.flush()
         log = core.log = TwiceLogged(self._read_log(), core.log)
         if log[-1].seq != core.ledger.seq:
-            message = f"the log ends with event {log[-1].seq}, and its core with {core.ledger.seq}"
+            message = f"the log ends with event {log[-1].seq}, but its core is at event {core.ledger.seq}"
             raise PropertyBroken(Property.EVENTS_ARE_STATE, message)
         return core, log
 

@@ -1,4 +1,4 @@
-"""Stored, so served (S19): what went down to the disk of the whole world can come up.
+"""Stored, so served (S19): blocks that the whole world has copied to its disk can be fetched again.
 
 A process that begins with an empty host, after a kill at rest, is asked for prompts of the requests so far.
 Each is served as far as the disk has it.
@@ -17,7 +17,7 @@ from kvsm.errors import PropertyBroken
 from kvsm.properties import Property
 
 _MOST_PROMPTS = 4
-"""Prompts that are asked for at a rest. Each takes as long as several actions."""
+"""The most prompts to ask for at one rest. Each takes as long as several actions."""
 
 _MOST_STEPS = 50
 
@@ -67,5 +67,5 @@ def _check_served(engine: WholeEngine, request: SmallRequest, end: int) -> None:
         found = engine.ask(asking)
     engine.scheduler.request_finished(asking, [])
     if found != end:
-        message = f"the disk has {end} tokens of a prompt after a kill, and {found} are served"
+        message = f"the disk has {end} tokens of a prompt after a kill, but {found} are served"
         raise PropertyBroken(Property.STORED_SO_SERVED, message)

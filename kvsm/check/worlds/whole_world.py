@@ -1,25 +1,28 @@
 """The whole world: the real scheduler side, the real `DiskTier` and the offload cores of host and disk,
 driven by the wider engine.
 
-It has all actions and checks of the wider serving world (`kvsm.check.worlds.wider_serving`). Further actions:
-all reports are passed on at once ("report_all");
-a rank ends its part of a copy between host and disk, well or badly, in any order ("disk", "disk_fail"); a
-report on such a copy is passed on ("disk_report") or repeated ("disk_repeat"); a copy is given up
-("disk_lose"), and may still be carried out; a payload on disk is damaged ("damage"). The process is killed at
-any moment ("kill"), or the power is lost ("power"): the next process begins with the shipped start
-(`kvsm.check.worlds.whole_process`), and the clients send their unfinished requests again.
+It has all actions and checks of the wider serving world (`kvsm.check.worlds.wider_serving`), and these:
 
-Checked besides:
+- all reports are passed on at once ("report_all");
+- a rank ends its part of a copy between host and disk, well or badly, in any order ("disk", "disk_fail");
+- a report on such a copy is passed on ("disk_report") or repeated ("disk_repeat");
+- such a copy is given up ("disk_lose"), and may still be carried out;
+- a payload on disk is damaged ("damage");
+- the process is killed at any moment ("kill"), or the power is lost ("power"). The next process begins with
+  the shipped start (`kvsm.check.worlds.whole_process`), and clients send their unfinished requests again;
+- a write or a sync of the log fails ("log_fault").
+
+It also checks:
 
 - stored, so served (S19): each answer is the longest hit that device, host and disk serve
   (`kvsm.check.worlds.whole_answers`); at rest also what the next process serves from the disk
   (`kvsm.check.worlds.whole_served`);
 - both ledgers agree about each copy between them, and no place for a copy is leaked: conservation (S1);
 - each readable block on disk holds the right bytes on every rank, token by token (correct bytes, S15), and
-  none from before a reset (no stale data, S14). What comes up from the disk is checked as all host blocks;
+  none from before a reset (no stale data, S14). Fetched blocks are checked like all host blocks;
 - no copy writes a slot that another one touches: no reuse in flight (S3);
 - after a failed copy its target lacks the key: failure is not success (S6);
-- what was fetched for a waiting request is held until it loads it: a match holds what it counts (S7);
+- what was fetched for a waiting request is held until it is loaded: a match holds what it counts (S7);
 - from each state the world comes to rest within a bound: progress (S9);
 - at rest each idle block of the host is on the disk, with the exceptions of `kvsm.check.worlds.tier_rest`;
 - jobs leave, and a reset returns, only when their events are in the log: no stale data (S14);
@@ -27,11 +30,10 @@ Checked besides:
   state, S10), and each block that was sealed, and flushed if the power was lost (full offload, S16); none is
   from other weights or from before a reset.
 
-Writes and syncs of the log may fail ("log_fault"). Then its events may be lost: of the next process only is
-checked that it serves no wrong bytes.
+After a fault of the log its events may be lost, so the next process is checked only for wrong bytes.
 
-It does not have: the log of the disk's core, the bytes of slot files (the targets `disk` and `eras` have
-them), clocks that go wrong, hand-overs.
+Not covered: the log of the disk's core, the bytes of slot files (see the targets `disk` and `eras`), clocks
+that go wrong, hand-overs.
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ from kvsm.tiers import disagreements
 _MOST_WINDING = 4_000
 """More actions than any run needs to come to rest."""
 _TRIES = 16
-"""After so many draws any action is taken, because the run must continue."""
+"""The number of draws after which any action is taken, because the run must continue."""
 _USUAL = 0.85
 """The share of actions that are no disturbance."""
 _MOST_CHOICES = 64
@@ -127,7 +129,7 @@ class WholeWorld(WiderServing):
     def __init__(self, options: WholeOptions, *, keep_events: bool = True) -> None:
         self._disk_over: WorkerReport | None = None
         self._winding = 0
-        """How often the way to rest was asked for since the last action was drawn."""
+        """The number of calls of `wind_down` since the last drawn action."""
         self._history = blake2b(digest_size=16)
         self._shares: Callable[[str], float] = lambda _: 1.0
         budgets = options.budgets
@@ -204,13 +206,13 @@ class WholeWorld(WiderServing):
         return reports if self._disk_over is None else [*reports, self._disk_over]
 
     def _losable(self) -> list[int]:
-        """The copies of the disk that are at work and were not given up yet."""
+        """The copies between host and disk that are in flight and were not given up."""
         return [transfer for transfer in self.engine.disk.copies if transfer in self.engine.disk.tier.copies]
 
     def wind_down(self) -> Action | None:
         self._winding += 1
         if self._winding > _MOST_WINDING:
-            message = f"{_MOST_WINDING} actions towards rest have not led there"
+            message = f"after {_MOST_WINDING} actions towards rest it is not at rest"
             raise PropertyBroken(Property.PROGRESS, message)
         disk = self.engine.disk
         for copy in disk.copies.values():
@@ -218,7 +220,7 @@ class WholeWorld(WiderServing):
         return ("disk_report", 0) if disk.reports else super().wind_down()
 
     def draw(self, random: Random) -> Action:
-        """Draw an action: mostly of engine and copies, sometimes a disturbance, each kind as often as others.
+        """Draw an action: mostly of engine and copies, sometimes a disturbance, each kind equally often.
 
         Raises `IndexError`, which ends a run, when nothing is left to do.
         """
@@ -411,11 +413,11 @@ class WholeWorld(WiderServing):
         found, below = self.engine.core.ledger.index, self.engine.disk.core.ledger.index
         count_case(Property.EVENTS_ARE_STATE, "blocks on the host that a next process finds", len(found))
         if kept is not None and dict(found.items()) != kept:
-            message = f"the log has {len(kept)} stored blocks, and the next process finds {len(found)}"
+            message = f"the log has {len(kept)} stored blocks, but the next process finds {len(found)}"
             raise PropertyBroken(Property.EVENTS_ARE_STATE, message)
         if not promised <= below.keys():
             lost = min(promised - below.keys())
-            message = f"{lost.hex()} is sealed on every rank, and recovery does not find it"
+            message = f"{lost.hex()} is sealed on every rank, but recovery does not find it"
             raise PropertyBroken(Property.FULL_OFFLOAD, message)
         count_case(Property.NO_STALE_DATA, "blocks on disk that a next process finds", len(below))
         for key in below:
@@ -452,7 +454,7 @@ class WholeWorld(WiderServing):
             after = self.next_engine()
             lost = self.engine.disk.promised(power_loss=False) - after.disk.core.ledger.index.keys()
             if lost:
-                message = f"{min(lost).hex()} is sealed on every rank, and recovery does not find it"
+                message = f"{min(lost).hex()} is sealed on every rank, but recovery does not find it"
                 raise PropertyBroken(Property.FULL_OFFLOAD, message)
             check_comes_up(after, self.engine.requests.values())
         return rests

@@ -1,4 +1,4 @@
-"""What worlds with real files share: their directories, and silence about what they do to them."""
+"""Shared by worlds with real files: temporary directories, and suppressed warnings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
 IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-"""Where short-lived files are kept, because a flush to a real disk takes milliseconds. None: the default."""
+"""Where the files are kept, because a flush to a real disk takes milliseconds. None: the system's default."""
 _LOGGERS = ("kvsm", "kvsm.tiers.disk")
 
 

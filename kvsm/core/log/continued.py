@@ -17,19 +17,19 @@ the log ends with                           the new life            because
 nothing, or an unpublished segment          begins a new log        no reader ever saw an event
 the head of the first segment, whole or     begins a new log, and   likewise: its first event was never
 torn, and no event                          replaces that segment   written
-events; the log was closed, perhaps after   goes on                 all of it is there
+events; the log was closed, perhaps after   continues it            all of it is there
 an error; its mark may be missing
 events, no last record; perhaps torn: a     cuts what is torn, and  nobody acted on an event before it was
-frame, a last record, pages of zeros        goes on                 written whole
+frame, a last record, pages of zeros        continues it            written whole
 a segment without events; the head, which   cuts what is torn in    nobody acted on it; the state is in the
 may be torn, has nothing that its           its predecessor,        new snapshot
-predecessor does not have                   replaces it, and goes
-                                            on behind the last
-                                            event
-a segment without events behind lost        replaces it, and goes   the gap is known, and the state behind it
-events, its head whole                      on behind the gap       is in the snapshot
-- its head torn                             is refused              the state behind the gap is unknown
-lost events, and nothing behind them        is refused              somebody may have acted on lost events
+predecessor does not have                   replaces it, and
+                                            continues after the
+                                            last event
+a segment without events after lost         replaces it; continues  the gap is known, and the state after it
+events, its head whole                      after the gap           is in the snapshot
+- its head torn                             is refused              the state after the gap is unknown
+lost events, and nothing after them         is refused              somebody may have acted on lost events
 events, and the mark of their segment       is refused              likewise: the last segments are missing
 names another one
 the head of the only segment, torn, and it  is refused              the state before it is unknown

@@ -226,7 +226,7 @@ class SegmentFile:
         self.synced = synced
 
     def is_durable_to(self, offset: int) -> bool:
-        """Whether a power loss leaves the file, under its name, with the bytes up to `offset`."""
+        """Whether the file would survive a power loss, under its name and with all bytes up to `offset`."""
         return self.synced.offset == offset and self.name_is_durable
 
     def sync_name(self) -> None:

@@ -269,10 +269,10 @@ def release(core: EventEmitter, request: str) -> None:
 
 
 def in_flight(core: EventEmitter, slots: Sequence[int] | IdArray) -> int | None:
-    """Return a transfer to wait for, which touches one of these slots; None if there is none.
+    """Return a transfer on these slots that is worth waiting for; None if there is none.
 
-    It is the store of a slot that is not readable before. Or it is a load of a slot for another request,
-    after which the device has the block. A copy to another tier only reads the slot.
+    It is the store of a slot that is not readable yet, or a load for another request, after which the device
+    has the block. It is no copy to another tier, which only reads its slots.
     """
     ledger = core.ledger
     try:

@@ -536,9 +536,9 @@ def _room_for(
 
 
 def recall(core: EventEmitter, keys: Sequence[bytes]) -> None:
-    """Let the policy adapt to those of these keys that it remembers, as their store does before it evicts.
+    """Let the policy adapt to those of these keys that it remembers, as a store of them does first.
 
-    Afterwards `next_victims` are the victims of that store.
+    So `next_victims` are now the victims that this store will choose.
     """
     recalled = core.ledger.policy.recall(tuple(keys))
     if recalled:

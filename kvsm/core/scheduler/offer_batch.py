@@ -119,8 +119,8 @@ class OfferBatch:
         )
 
     def _collect_all(self, tracked: TrackedRequest) -> None:
-        """Add all confirmed chunks of a request that has no cursors, because an earlier request of its name
-        has them. It needs none: this is its last offer."""
+        """Add all confirmed chunks of a request without cursors: an earlier request with its name still has
+        them. It needs none, because this is its last offer."""
         for group, last in enumerate(tracked.full_chunks(self._config, self._blocks_per_chunk, True)):
             self._add(tracked, group, range(last), 0, 0)
 

@@ -237,7 +237,7 @@ class Auditor:
 
 
 def _looked_at(check: Callable[[Ledger], list[Violation]], ledger: Ledger) -> list[Violation]:
-    """What a check says. A state that it cannot even read, as a slot that there is not, is wrong, too."""
+    """Run a check. A state that it cannot even read, such as a slot that does not exist, is also wrong."""
     try:
         return check(ledger)
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:

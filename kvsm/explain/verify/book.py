@@ -60,7 +60,7 @@ class Book:
     """Requests whose match, load or wait begins or ends."""
     _now_transfer: int = 0
     _now_keys: Sequence[bytes] = ()
-    """Keys that begin or end to be held."""
+    """Keys that become held, or no longer are."""
 
     def __init__(self, config: OffloadConfig) -> None:
         self._workers, self._all_reported = config.workers, (1 << config.workers) - 1
@@ -82,9 +82,9 @@ class Book:
         self._known: dict[str, str] = {}
         """request -> the tier of its copies, until it is over and its load has ended."""
         self._over: set[str] = set()
-        """Requests that are over, and whose load has not ended."""
+        """Requests that are over, but whose load has not ended."""
         self._patience: dict[str, int] = {}
-        """request -> the tick at which its last wait ends at the latest, unless it was preempted since."""
+        """request -> the tick at which its last wait ends at the latest, until it is preempted or over."""
         self._spoiled: dict[int, Property] = {}
         """slot -> the property that a match would break, because its block failed or was reset."""
         self._voided = [0] * config.host_blocks

@@ -53,8 +53,8 @@ USUAL_LEASES: tuple[LeaseEntry, ...] = UNLEASED, READ_ONCE, WRITTEN
 class BookedTransfer:
     """A transfer that was planned and has not ended.
 
-    request: for which it loads; empty for a store.
-    epoch: in which it was planned.
+    request: the request that it loads for; empty for a store.
+    epoch: the epoch in which it was planned.
     since: tick of its submission.
     reported: bit w is set when worker w has reported.
     """

@@ -306,14 +306,14 @@ class Witness(Book):
         return [Violation(Property.STALE_REPORTS, message, transfers=(id,))]
 
     def _compare_plan(self, ledger: Ledger, id: int) -> list[Violation]:
-        """Compare what was planned, and what the engine waits for. Owners of stores are only for readers."""
+        """Compare the plan, and whether the engine waits for it. Owners of stores are only for people."""
         booked, transfer = self._transfers.get(id), ledger.transfers.get(id)
         if booked is None or transfer is None:
             return []
         keys = tuple([self._keys[slot] for slot in booked.slots]) if booked.store else ()
         load = () if booked.store else ((booked.request, len(booked.slots)),)
         owners = () if transfer.direction is Direction.STORE else transfer.owners
-        # The reports of an abandoned transfer only count.
+        # Of the reports of an abandoned transfer, only their number matters.
         failed = booked.failed if booked.abandoned else TRANSFER_WORDS.decode(transfer.word)[1][1] > 0
         return [
             Violation(property, f"transfer {id} has {what} {found}; it must be {expected}", transfers=(id,))
@@ -336,7 +336,7 @@ class Witness(Book):
         ]
 
     def _compare_requests(self, ledger: Ledger) -> list[Violation]:
-        """Compare which requests there are, which slots their matches pin, and how long they may wait."""
+        """Compare which requests exist, which slots their matches pin, and how long they may wait."""
         broken = []
         for name in sorted({*self._known, *ledger.requests}):
             request = ledger.requests.get(name)
@@ -358,7 +358,7 @@ class Witness(Book):
         return broken[:MOST_NAMED]
 
     def _compare_facts(self, ledger: Ledger) -> list[Violation]:
-        """Compare the numbers of the whole state, and the generation of each slot's block."""
+        """Compare the counters of the ledger, and the generation of each slot's block."""
         broken = [
             Violation(property, f"the {what} is {found}; it must be {expected}")
             for property, what, found, expected in (

@@ -45,8 +45,8 @@ def are_aligned(rows: NDArray[np.uint8]) -> bool:
 
 
 def use_direct(descriptor: int, use: bool) -> bool:
-    """Turn direct I/O of an open file on or off. Returns whether it is on: a system may lack it, a file
-    system may refuse it, and a disk may require a larger alignment."""
+    """Turn direct I/O of an open file on or off. Returns whether it is on: the operating system may
+    lack it, the file system may refuse it, and the disk may require a larger alignment."""
     direct = getattr(os, "O_DIRECT", 0)
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
     if use and direct:

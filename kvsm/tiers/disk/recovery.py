@@ -216,8 +216,8 @@ def decide(scans: Sequence[RankScan], era: bytes = NO_ERA) -> Recovered:
 
 
 def _last_places(keys: Sequence[bytes], order: Sequence[int]) -> dict[bytes, int]:
-    """Return key -> its last place in this order. Its keys are in this order, too: a dict would keep a key
-    where it entered it first."""
+    """Return key -> its last place in this order, sorted by this order. (A dict alone would keep each key at
+    its first position.)"""
     last = dict(zip(map(keys.__getitem__, order), order))
     if len(last) < len(order):
         kept = [place for place in order if last[keys[place]] == place]

@@ -126,7 +126,7 @@ def test_a_step_whose_guard_is_false_is_not_proved_in_silence(monkeypatch: pytes
 def test_a_claim_whose_condition_is_false_is_not_proved_in_silence(
     monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    """Whatever would follow from the condition is proved."""
+    """Whatever such a condition implies is proved vacuously."""
 
     def idle(declared: Declaration) -> Declaration:
         lamp = declared.index_sets[0]

@@ -37,12 +37,12 @@ def test_every_kind_of_action_can_happen() -> None:
         assert world.do(action), action
     for end in (("stop",), ("crash", 1, 0, 2)):
         assert world.do(end)
-        assert not world.do(("load", 0)), "nobody lives"
+        assert not world.do(("load", 0)), "no process runs"
         assert world.do(("start", 0, 0))
 
 
 def test_a_flush_that_depends_on_a_clock_is_refused() -> None:
-    """It would not be repeatable."""
+    """A world with it would not be repeatable."""
     with pytest.raises(ConfigError, match="depends on a clock"):
         DiskWorldOptions(flush=FlushPolicy.INTERVAL)
 
@@ -63,7 +63,7 @@ def test_a_world_of_files_needs_no_call_that_only_linux_has(
 
 @pytest.mark.parametrize("target", ["disk", "eras", "restarts", "restored", "log"])
 def test_a_world_of_files_leaves_none(target: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Neither a directory nor an open file, also if it ends in the middle of a life."""
+    """No directory and no open file is left, even if it ends while a process runs."""
     monkeypatch.setattr(world_files, "IN_MEMORY", str(tmp_path))
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))

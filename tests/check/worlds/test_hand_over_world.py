@@ -205,7 +205,7 @@ def count_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def end_one_lease_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of several leases whose time is up, a look ends the first only."""
+    """A look ends only the first of several expired leases."""
     plant(monkeypatch, LeaseTable.expire, "while self._first_is_overdue():", "if self._first_is_overdue():")
 
 

@@ -71,15 +71,15 @@ def test_a_finding_names_no_directory_of_its_run(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_segment_that_is_deleted_too_early_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Events are state (S10): no part of a log is deleted before the next part is durable."""
+    """Events are state (S10): no segment is deleted before the next one is durable."""
     plant(monkeypatch, Retention._delete_oldest, "self.segments[-1].sync_name()", "pass")
-    assert "is deleted, and the name of" in _found_by_walk(Property.EVENTS_ARE_STATE)
+    assert "is deleted, but the name of" in _found_by_walk(Property.EVENTS_ARE_STATE)
 
 
 def test_a_new_life_that_does_not_sync_names_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Events are state (S10): the newest segment of a killed process may lack a durable name."""
     monkeypatch.setattr(continued, "sync_directory", lambda _path: None)
-    assert "is deleted, and the name of" in _found_by_walk(Property.EVENTS_ARE_STATE)
+    assert "is deleted, but the name of" in _found_by_walk(Property.EVENTS_ARE_STATE)
 
 
 def _found_by_walk(expected: Property) -> str:

@@ -1,4 +1,4 @@
-"""Every exported metric is judged in the worlds, or says why not: events are state (S10)."""
+"""Every exported metric is checked in the worlds, or has a reason why not: events are state (S10)."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ def names_after_power_losses(disk: SimulatedDisk, directory: Path) -> set[tuple[
 def test_a_power_loss_keeps_the_first_names_and_the_first_deletions(
     named: SimulatedDisk, tmp_path: Path
 ) -> None:
-    """Independently of each other, unless the directory was synced."""
+    """It keeps the first few of each, independently of each other, unless the directory was synced."""
     create(tmp_path / "2.new")
     os.rename(tmp_path / "2.new", tmp_path / "2.kvsm")
     (tmp_path / "1.kvsm").unlink()
@@ -204,7 +204,7 @@ def test_a_power_loss_keeps_the_first_names_and_the_first_deletions(
 
 
 def test_a_file_that_a_power_loss_brings_back_has_its_bytes(tmp_path: Path) -> None:
-    """Another file may have its number meanwhile."""
+    """Another file may have got its inode number in the meantime."""
     left = set()
     for seed in range(20):
         disk, directory = SimulatedDisk(loses_names=True), tmp_path / f"{seed}"
@@ -230,4 +230,4 @@ def test_a_deletion_before_a_newer_segment_has_a_durable_name_is_noted(
     assert named.early == ""
     create(tmp_path / "2.kvsm")
     (tmp_path / "1.kvsm").unlink()
-    assert named.early == "1.kvsm is deleted, and the name of 2.kvsm is not on the disk"
+    assert named.early == "1.kvsm is deleted, but the name of 2.kvsm is not on the disk"

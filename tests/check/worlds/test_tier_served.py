@@ -81,7 +81,7 @@ def test_the_cases_of_the_checks_arise() -> None:
 
 
 def test_a_process_that_does_not_come_to_rest_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Progress (S9): the world states how many steps a prompt of the next process may take, and asks."""
+    """Progress (S9): the world bounds the steps that a prompt may take in the next process."""
     monkeypatch.setattr("kvsm.check.worlds.tier_served._MOST_STEPS", 1)
     failure = walk(drawn, seed=1, runs=8).failure
     assert failure is not None

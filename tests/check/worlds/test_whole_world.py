@@ -1,4 +1,4 @@
-"""The whole world: nothing is found in the code as it is, and what only it can see is found."""
+"""The whole world finds nothing in unchanged code, and finds faults that only it can see."""
 
 from __future__ import annotations
 

@@ -367,7 +367,7 @@ SAID: list[tuple[Callable[[Ledger], None], set[str]]] = [
 def test_each_list_and_count_of_slots_has_its_message(
     damage: Callable[[Ledger], None], said: set[str]
 ) -> None:
-    """Conservation (S1): no message stands for another one of the same property."""
+    """Conservation (S1): a wrong list or count has its own message, not only the property."""
     ledger = tiered_life().core.ledger
     assert check_ledger(ledger) == []
     damage(ledger)
@@ -387,7 +387,7 @@ def test_a_copy_to_the_disk_whose_block_was_voided_is_counted_nowhere() -> None:
 
 
 def test_the_only_request_is_asked_for_what_it_waits() -> None:
-    """Progress (S9): of requests, transfers and device blocks each check looks at the first one, too."""
+    """Progress (S9): no check skips the first of the requests, transfers or device blocks."""
     life = Life(defer_ticks=0)
     life.core.arrive("only")
     life.core.ledger.requests["only"].word = REQUEST_WORDS.encode(RequestState.RELEASED)
@@ -396,7 +396,7 @@ def test_the_only_request_is_asked_for_what_it_waits() -> None:
 
 
 def more_failed_than_reported(ledger: Ledger) -> None:
-    """No worker has reported the store, both are waited for, and one report counts as bad."""
+    """No worker has reported the store and both are pending, but one report counts as bad."""
     word = TRANSFER_WORDS.encode(TransferState.SUBMITTED, (2, 1))
     ledger.transfers[submitted_store(ledger)].word = word
 
@@ -406,7 +406,7 @@ def listed_as_deferred(ledger: Ledger) -> None:
 
 
 def first_brought_nowhere(ledger: Ledger) -> None:
-    """The first load that was noted names a device block that there is not."""
+    """The first recorded load names a device block that does not exist."""
     ledger.provenance.brought = {99: key(30), **ledger.provenance.brought}
 
 

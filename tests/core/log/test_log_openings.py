@@ -215,8 +215,8 @@ def test_nothing_is_deleted_before_the_new_name_is_durable(
 
 
 def test_the_name_of_a_new_segment_becomes_durable_without_new_events(tmp_path: Path) -> None:
-    """Its bytes were synced before it got the name. Until the name is synced, too, a power loss leaves the
-    segment before, whose last events may not be synced."""
+    """Its bytes were synced before it got its name. Until the name is synced as well, a power loss leaves
+    only the previous segment, whose last events may not be synced."""
     with slow_openings():
         life = Life(tmp_path / "log", segment_bytes=1, **THREADED)
         until(lambda: bool(life.append(1)) and len(names(tmp_path / "log")) > 1)

@@ -228,8 +228,8 @@ def test_a_snapshot_that_the_limit_cannot_hold_is_told(tmp_path: Path, choice: A
 def test_a_new_life_syncs_the_names_of_the_last_one_before_it_deletes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A killed process may have left a newest segment without a durable name. A power loss could take that
-    name, and the older segments would be gone already."""
+    """A killed process may have left a newest segment without a durable name. If older segments are deleted
+    before that name is synced, a power loss could take both."""
     path = tmp_path / "log"
     write_open(path, [9] * 100, durability="every", segment_bytes=1000)
     end, calls = find_end(LogDirectory(path)), list[str]()

@@ -365,7 +365,7 @@ def test_a_long_batch_that_is_not_packed_is_folded_too() -> None:
     ids=["generations", "words", "totals", "more totals", "requests"],
 )
 def test_memory_of_another_kind_is_left_to_python(replace: Callable[[Ledger], None]) -> None:
-    """A test may have made a ledger otherwise."""
+    """A test may have built its ledger from other containers."""
     config = OffloadConfig(host_blocks=4, device_blocks=4)
     twins = Twins(config)
     for ledger in (twins.native, twins.python):
@@ -386,7 +386,7 @@ def test_memory_of_another_kind_is_left_to_python(replace: Callable[[Ledger], No
     "ids", [[*range(20), None], [*range(20), -1], array("d", range(20)), array("q", [-1] * 20)]
 )
 def test_what_is_no_batch_of_ids_is_left_to_python(ids: Any) -> None:
-    """Python packs it, or refuses it. `None` keeps its references."""
+    """Python packs it, or refuses it. No reference to `None` leaks."""
     before = getrefcount(None)
     for _ in range(100):
         assert native.pack_ids(ids) is None
@@ -394,7 +394,7 @@ def test_what_is_no_batch_of_ids_is_left_to_python(ids: Any) -> None:
 
 
 def test_a_load_of_pins_that_were_voided_is_refused_alike() -> None:
-    """Correct bytes (S15): the slots have other blocks now, which another request holds."""
+    """Correct bytes (S15): the slots now have other blocks, which another request holds."""
     config = OffloadConfig(host_blocks=2, device_blocks=4)
     twins = Twins(config)
     for event in (

@@ -58,9 +58,9 @@ def selected(names: Iterable[str], *chosen: str) -> list[str]:
 
 
 def test_no_access_is_wrong_and_no_behaviour_undefined(house: House, checks: dict[str, str]) -> None:
-    """The parity tests under the sanitizers: random walks, long batches, wrong events with random bytes,
-    states that are copied meanwhile, right and wrong calls. And direct uses of the native types that no code
-    of kvsm makes (`hostile_native.py`)."""
+    """Run the parity tests under the sanitizers: random walks, long batches, wrong events with random bytes,
+    states that are copied meanwhile, right and wrong calls; and then direct calls of the native types that
+    kvsm itself never makes (`hostile_native.py`)."""
     chosen = "folded_alike or refused_alike or a_ledger_has or slot_queue or frozen or calls or hostile"
     names = ("native", "native_calls", "native_hostile", "slot_queue", "frozen_state")
     house.build(*SANITIZERS, *WARNINGS)
@@ -70,7 +70,7 @@ def test_no_access_is_wrong_and_no_behaviour_undefined(house: House, checks: dic
 
 
 def test_no_access_is_wrong_if_there_is_no_memory(house: House, checks: dict[str, str]) -> None:
-    """Each allocation of C fails once, too, in each call (`test_native_memory.py`). None is lost."""
+    """Here each allocation of C in each call also fails once (`test_native_memory.py`). No memory leaks."""
     pytest.importorskip("_testcapi")
     house.count_memory()
     house.build(*SANITIZERS, *WARNINGS)

@@ -188,7 +188,7 @@ def test_an_event_is_folded_or_refused(seeds: int, allocator: Allocator) -> None
 @each_allocator
 @more_seeds
 def test_a_copy_in_progress_is_right_or_says_that_memory_lacks(seeds: int, allocator: Allocator) -> None:
-    """Whatever an event cannot keep for it."""
+    """Even if an event has no memory to keep what the copy still needs."""
     for moment in moments(seeds):
         number = calm = 0
         while calm < CALM:
@@ -213,7 +213,7 @@ def test_a_copy_in_progress_is_right_or_says_that_memory_lacks(seeds: int, alloc
 @each_allocator
 @pytest.mark.parametrize("slots", [(0, 21), np.arange(22)], ids=["tuple", "array"])
 def test_which_slots_are_not_stored_is_told_or_refused(slots: Any, allocator: Allocator) -> None:
-    """An array that cannot be looked at without memory is still an array."""
+    """If there is no memory to look at an array, the error must not say that it is no array."""
 
     def make() -> Scene:
         ledger = matched(Offloader(CONFIG)).ledger
@@ -323,7 +323,7 @@ def packer_scene(use: Callable[[Any, Any], Any]) -> Scene:
 
 
 def numbered(count: int) -> _Part:
-    """A part with so many objects, which a packer numbers."""
+    """A part with this many objects, which a packer numbers."""
     part = _Part()
     part.value = [b"%d" % number for number in range(count)]
     return part
@@ -352,8 +352,8 @@ CONTAINERS: list[Callable[[], Scene]] = [
     lambda: packer_scene(lambda packer, _: packer.pack((numbered(300),))),
     lambda: packer_scene(round_trip),
 ]
-"""Calls that enter no function in Python: CPython 3.11 itself loses references if it gets no memory for the
-frame of one."""
+"""Calls that enter no Python function: CPython 3.11 itself leaks references if it gets no memory for a
+function's frame."""
 CORES: list[Callable[[], Scene]] = [
     *(lambda call=call: core_scene(call, lambda: Offloader(CONFIG)) for call in CALLS.values()),
     copy_scene,
@@ -363,8 +363,8 @@ CORES: list[Callable[[], Scene]] = [
 def grown(
     scenes: list[Callable[[], Scene]], allocator: Allocator, counted: Callable[[], list[int]]
 ) -> list[int]:
-    """How much more there is of what is counted, each time that each allocation of each scene has failed: the
-    least of several times, because Python's own caches grow now and then."""
+    """By how much each count grows while each allocation of each scene fails once: the least growth of
+    several rounds, because Python's own caches sometimes grow."""
     counts = [array("q", counted()) for _ in range(5)]  # made before: they would count, too
     for before in counts:
         for scene in scenes:
@@ -375,7 +375,7 @@ def grown(
 
 
 def references() -> list[int]:
-    """The references to what lives for ever, and the memory of C that was not freed, if it is counted."""
+    """The references to objects that live forever, and the C memory that was not freed, if it is counted."""
     fixed = [LOAD, STORE, *KEYS]
     if sys.version_info < (3, 12):  # later ones do not count these
         fixed += [None, True, False, (), "", 0, 1]
@@ -389,5 +389,5 @@ def test_failures_of_containers_leave_nothing_behind(allocator: Allocator) -> No
 
 @each_allocator
 def test_failures_of_calls_leave_nothing_behind(allocator: Allocator) -> None:
-    """Each core is a new one, and fills caches of Python: so only references are counted."""
+    """Each core is new, and fills caches of Python, so only references are counted."""
     assert max(grown(CORES, allocator, references)) < 1

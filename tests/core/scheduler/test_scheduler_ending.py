@@ -486,9 +486,9 @@ def test_remote_decode_offers_at_its_finish_what_was_refused_before() -> None:
 def test_a_name_that_is_used_again_under_a_load_stores_its_blocks(
     tokens: int, parameters: dict[str, Any] | None, draining: bool, steps: int
 ) -> None:
-    """Full offload (S16), no lost store (S13): the load of an aborted request of this name is in flight, so
-    the cursors of the name are its own. At its end the next request of the name stores all of its blocks, or
-    the log has the reason."""
+    """Full offload (S16), no lost store (S13): the load of an aborted request with this name is in flight, so
+    that request still has the cursors of the name. At its own end the next request with the name stores all
+    of its blocks, or the log has the reason."""
     hand = Hand()
     hand.store(SmallRequest("before", range(100, 108)), [40, 41])
     aborted = SmallRequest("r", range(100, 112))

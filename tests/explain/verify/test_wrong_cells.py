@@ -1,7 +1,7 @@
 """One wrong cell at a time, through the whole of `verify_log`, in logs that are written and read back.
 
-A check that looks at too little calls such a log good. The cells are each field of a snapshot, so a field
-that is compared nowhere is found here.
+A check that compares too little accepts such a log. Each field of a snapshot is made wrong, so a field that
+is compared nowhere is found here.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NOT_COMPARED = {
 
 
 def lives() -> list[Life]:
-    """Lives of every kind; one pins, waits, and loads before a reset, which random ones seldom do."""
+    """Lives of every kind. One pins, waits, and loads before a reset: random lives seldom do all of this."""
     made = [
         random_life(seed, 120, workers=1 + seed % 3, blocks_per_chunk=1 + odd, store_threshold=1 + odd)
         for seed, odd in zip(range(6), cycle((0, 1)))
@@ -87,7 +87,7 @@ def wrong_after(monkeypatch: pytest.MonkeyPatch, seq: int, change: Change, seed:
 def test_a_cell_that_is_wrong_at_the_end_is_found_at_its_event(
     name: str, shared_lives: list[Life], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Events are state (S10): the last event leaves one cell wrong that it need not name. Only the check at
+    """Events are state (S10): the last event leaves a cell wrong that it may not even name. Only the check at
     the log's end can see it."""
     tried = 0
     for seed in range(80):
@@ -128,7 +128,7 @@ def answer(log: Path) -> Verification | str:
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_cell_that_is_wrong_in_a_head_is_found(name: str, segments: list[PlainLog], tmp_path: Path) -> None:
-    """Events are state (S10): the snapshot of a later segment is what the events before it fold to."""
+    """Events are state (S10): the snapshot of a later segment equals the fold of the events before it."""
     tried = 0
     for seed in range(40):
         random, log = Random(seed), copied(segments[seed % len(segments)])
@@ -182,7 +182,7 @@ def test_each_wrong_announcement_is_named(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Events are state (S10): what a router hears is wrong in one way; the host has one slot."""
+    """Events are state (S10): the published KV events are wrong in one way; the host has one slot."""
     life = Life(host_blocks=1, workers=1)
     life.stored("r0", [key(0)], [0])
     life.stored("r1", [key(1)], [1])
