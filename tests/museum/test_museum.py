@@ -153,10 +153,11 @@ def test_the_machine_finds_bugs_that_show_quickly(id: str) -> None:
 
 
 @pytest.mark.slow
-def test_every_bug_of_today_is_found_and_the_unchanged_code_is_clean() -> None:
-    """The traces of explorations are shortest; those of walks are reduced."""
+def test_every_bug_of_today_is_found() -> None:
+    """The traces of explorations are shortest; those of walks are reduced. That nothing is found in the right
+    code, `test_museum_worlds.py` tests."""
     found, today = {}, of_today([*EXHIBITS], 12)
-    for result in search_all([*today, CLEAN], ForkedProcesses(2)):
+    for result in search_all(today, ForkedProcesses(2)):
         assert result.is_as_expected, result
         if result.finding is not None:
             found[result.id] = result.checker, result.finding.property, len(result.trace)

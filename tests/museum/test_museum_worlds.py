@@ -121,6 +121,6 @@ def test_a_router_knows_chunks_and_blocks_that_cannot_be_described() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("checker", CHECKERS[9:], ids=lambda one: one.name)
+@pytest.mark.parametrize("checker", CHECKERS, ids=lambda one: one.name)
 def test_the_right_code_is_clean(checker: object) -> None:
     assert checker.look() is None  # type: ignore[attr-defined]
