@@ -36,7 +36,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -45,8 +45,9 @@ from tempfile import TemporaryDirectory
 
 from click.testing import CliRunner
 from museum import EXHIBITS
-from museum.alone import ALONE, AloneBy
+from museum.alone import ALONE, ALONE_AGAIN, AloneBy
 from museum.found import FOUND
+from museum.product_alone import SEEDS
 from museum.taxonomy import causes_table, symptoms_table
 from property_table import bounds_table, property_table
 
@@ -109,23 +110,29 @@ def museum_figures() -> str:
     """Return the two figures of the museum, as a paragraph."""
     count = len(EXHIBITS)
     alone = f"{len(ALONE)} of {count} by the shipped commands alone"
-    return f"**{alone}, {len(FOUND)} of {count} with the museum's worlds.**\n"
+    again = "" if len(ALONE_AGAIN) == len(ALONE) else f" (with a second seed {len(ALONE_AGAIN)})"
+    return f"**{alone}{again}, {len(FOUND)} of {count} with the museum's worlds.**\n"
 
 
 def alone_table() -> str:
-    """Return a table of the exhibits that each shipped command found first, and of those that none found."""
-    found: dict[str, list[AloneBy]] = {}
-    for one in ALONE.values():
-        found.setdefault(one.command, []).append(one)
-    rows = []
-    for command, those in found.items():
-        steps, effort = [one.steps for one in those], [one.effort for one in those]
-        middle = f"{median(steps):g}, {max(steps)} | {median(effort):,.0f}, {max(effort):,}"
-        rows.append(f"| `{command}` | {len(those)} | {middle} |\n")
-    missed = [id for id in EXHIBITS if id not in ALONE]
-    rows.append(f"| nothing within the budget | {len(missed)}: {', '.join(missed)} | | |\n")
-    head = "| found by | exhibits | steps: median, most | operations or states: median, most |\n"
-    return head + "| --- | --- | --- | --- |\n" + "".join(rows)
+    """Return a table of the exhibits that each target finds by itself, and of those that none finds."""
+    targets = sorted({one.target for rows in (ALONE, ALONE_AGAIN) for one in rows.values()})
+    by_target = sorted(targets, key=lambda target: -sum(one.target == target for one in ALONE.values()))
+    rows = [
+        f"| {target} | {_found_by(target, ALONE)} | {_found_by(target, ALONE_AGAIN)} |\n"
+        for target in by_target
+    ]
+    missed = [", ".join(id for id in EXHIBITS if id not in found) or "none" for found in (ALONE, ALONE_AGAIN)]
+    rows.append(f"| nothing within the budget | {missed[0]} | | {missed[1]} | |\n")
+    each = " | ".join(f"exhibits, seed {seed} | operations: median, most" for seed in SEEDS)
+    head = f"| target | {each} |\n"
+    return head + "| --- | --- | --- | --- | --- |\n" + "".join(rows)
+
+
+def _found_by(target: str, found: Mapping[str, AloneBy]) -> str:
+    """Return the cells of a target: number of exhibits; operations until the failure."""
+    effort = [one.effort for one in found.values() if one.target == target]
+    return f"{len(effort)} | {median(effort):,.0f}, {max(effort):,}" if effort else "0 | "
 
 
 def own_findings_table(link: Callable[[str], str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from museum import EXHIBITS
-from museum.alone import ALONE, AloneBy
+from museum.alone import ALONE, ALONE_AGAIN, AloneBy
 from museum.product_alone import (
     CHECK,
     CPU_SECONDS,
@@ -27,7 +27,8 @@ from kvsm.properties import Property
 
 FUZZ = fuzz("core", SEEDS[0])
 COMMANDS = commands_of(SEEDS[0])
-BY_TEXT = {shown(command): command for command in COMMANDS}
+BY_TEXT = {shown(command): command for seed in SEEDS for command in commands_of(seed)}
+ROWS = [(id, one) for rows in (ALONE, ALONE_AGAIN) for id, one in rows.items()]
 
 
 def pinned(one: AloneBy) -> tuple[str, str, int]:
@@ -39,9 +40,9 @@ def seen(result: Tried) -> tuple[str, str, int]:
 
 
 def test_each_row_names_an_exhibit_and_one_of_the_commands() -> None:
-    assert {*ALONE} <= {*EXHIBITS}
-    assert {one.command for one in ALONE.values()} <= {*BY_TEXT}
-    assert [*ALONE] == sorted(ALONE)
+    assert {id for id, _ in ROWS} <= {*EXHIBITS}
+    assert {one.command for _, one in ROWS} <= {*BY_TEXT}
+    assert all([*rows] == sorted(rows) for rows in (ALONE, ALONE_AGAIN))
 
 
 def test_commands_run_nothing_of_the_museum() -> None:
@@ -70,10 +71,10 @@ def test_a_command_that_uses_too_much_time_has_found_nothing(monkeypatch: pytest
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("id", of_today([*ALONE], 30))
-def test_a_bug_of_today_is_found_as_pinned(id: str) -> None:
+@pytest.mark.parametrize(("id", "row"), of_today(ROWS, 30))
+def test_a_bug_of_today_is_found_as_pinned(id: str, row: AloneBy) -> None:
     """The number of steps is not compared: a reduction ends after some seconds, however far it is."""
-    assert seen(tried(id, BY_TEXT[ALONE[id].command])) == pinned(ALONE[id])
+    assert seen(tried(id, BY_TEXT[row.command])) == pinned(row)
 
 
 @pytest.mark.slow
@@ -84,4 +85,4 @@ def test_the_unchanged_code_passes_the_walk() -> None:
 
 
 def test_what_is_reported_is_a_property() -> None:
-    assert {one.property for one in ALONE.values()} <= {*Property}
+    assert {one.property for _, one in ROWS} <= {*Property}
