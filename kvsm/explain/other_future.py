@@ -32,6 +32,7 @@ from kvsm.core.log import LogReader, LogWriter
 from kvsm.core.log.fold import Moment, walk
 from kvsm.core.log.trust import Trust
 from kvsm.core.offloader import Offloader
+from kvsm.core.offloader.storing import recall
 from kvsm.core.plan import TransferJob
 from kvsm.errors import ConfigError, IllegalTransition, InvalidEvent, KvsmError, LogError
 from kvsm.events import STORE, Offer, OffloadingEvent, RejectReason, SkipReason
@@ -179,7 +180,8 @@ class _Future:
         """The keys touched last -> the parent's key for the first key of a run, else None. If a store follows
         at once, its offer may have found them resident."""
         self.sparing: set[bytes] = set()
-        """Keys that the current offer found resident before it skipped blocks: its eviction spares them."""
+        """Keys that the current offer found resident before it skipped blocks, or before the policy recalled
+        keys: its eviction spares them."""
         self._late: deque[tuple[int, ev.WorkerReported]] = deque()
         """Delayed reports, each with the log's event after which it comes."""
         self._log_events: deque[OffloadingEvent] = deque()
@@ -305,8 +307,15 @@ class _Future:
         else:
             self._hand_on(event)
 
+    def recall(self, keys: Sequence[bytes]) -> None:
+        """Let the policy recall these keys: for the next offer, or before its caller looks for victims."""
+        self.sparing |= self.touching.keys()
+        self._touch()
+        recall(self.core, keys)
+
     def _touch(self) -> None:
-        """Make the delayed touch: of a call, or of an offer that had no room for all of its blocks."""
+        """Make the delayed touch: of a call, or of an offer that had no room for all of its blocks, or whose
+        keys the policy recalls."""
         touched, self.touching = self.touching, {}
         if touched:
             self.core.touch(list(touched), _begins(touched))
@@ -556,7 +565,7 @@ _CALLS: dict[type[OffloadingEvent], _Call] = {
     ev.RequestAdmitted: _admitted,
     ev.HitReleased: _about_request(lambda core, event: core.release(event.request)),
     ev.RequestDeferred: _deferred,
-    ev.KeysRecalled: _nothing,
+    ev.KeysRecalled: lambda future, _, event: future.recall(event.keys),
     ev.BlocksEvicted: _nothing,
     ev.StorePlanned: _store_planned,
     ev.StoreSkipped: _skipped,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
+from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -25,12 +27,16 @@ from replay_life import (
 from examples import examples
 from kvsm import events as ev
 from kvsm.core.log import LogReader
+from kvsm.core.offloader import Offloader
+from kvsm.core.plan import WorkerReport
 from kvsm.errors import ConfigError, LogError
-from kvsm.events import OffloadingEvent
+from kvsm.events import OffloadConfig, OffloadingEvent
 from kvsm.explain.other_future import _CALLS, Forked, OtherChoices, fork
 from kvsm.explain.story import verify_log
 from kvsm.explain.verify.unavoidable import unavoidable
 from kvsm.properties import Property
+from kvsm.tiers import DiskTier, disk_config, host_config
+from kvsm.tiers.disk_tier import WritePolicy
 
 
 def events_of(log: Path) -> list[OffloadingEvent]:
@@ -97,6 +103,34 @@ def test_an_offer_that_lacks_room_evicts_in_the_fork_too_what_it_did_not_find(
     ]
     fork(tmp_path / "log", 1, OtherChoices(), tmp_path / "fork")
     assert events_of(tmp_path / "fork") == events_of(tmp_path / "log")
+
+
+@pytest.mark.parametrize("policy", ["arc", "s3fifo"])
+@pytest.mark.parametrize("writes", WritePolicy)
+def test_a_fork_of_a_disk_repeats_its_log(tmp_path: Path, policy: str, writes: WritePolicy) -> None:
+    """The tier lets the policy recall keys, then looks for victims, and touches those that it spares."""
+    host_options = host_config(OffloadConfig(host_blocks=4, device_blocks=4), places=4)
+    disk_options = disk_config(host_options, 5, policy)
+    random = Random(7)
+    with (
+        Offloader.open(host_options, tmp_path / "host") as host,
+        Offloader.open(disk_options, tmp_path / "disk") as disk,
+    ):
+        tier = DiskTier(host, disk, lambda _: None, places=4, writes=writes)
+        for _ in range(200):
+            keys = [key(number) for number in random.sample(range(9), 2)]
+            tier.used([one for one in keys if one in host.ledger.index])
+            job = host.store((("r", 2),), keys, range(2)).job
+            if job is not None:
+                host.submit([job.transfer])
+                host.report(job.transfer, 0, True)
+                tier.stored(keys)
+            for copy in tier.plan():
+                tier.report(WorkerReport(copy.transfer, 0, True))
+    kinds = [event.kind for event in events_of(tmp_path / "disk")]
+    assert ("KeysRecalled", "BlocksTouched") in pairwise(kinds)
+    assert fork(tmp_path / "disk", 1, OtherChoices(), tmp_path / "fork").parted is None
+    assert events_of(tmp_path / "fork") == events_of(tmp_path / "disk")
 
 
 def test_a_fork_continues_the_same_blocks_of_an_offer(tmp_path: Path) -> None:
