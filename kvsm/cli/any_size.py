@@ -94,8 +94,8 @@ def check_any_size(
     proof = _prove(model.name, {name: sized[0] for name, sized in versions.items()}, solvers, jobs)
     # After an interrupt the command must end, so no examples are searched.
     opened = [] if proof.limit else _examples(versions, proof.open)
-    idle = _idle(versions.values()) if not proof.limit and find_spec("z3") else _Idle()
-    answer = _answer(model, proof, opened, idle)
+    vacuous = _vacuous(versions.values()) if not proof.limit and find_spec("z3") else _Vacuous()
+    answer = _answer(model, proof, opened, vacuous)
     if as_json:
         say_json(answer)
     else:
@@ -206,23 +206,25 @@ def _open_lines(one: ToldOpenCondition, example: Example | None, known: Reached 
 # Results.
 
 
-class _Idle(NamedTuple):
+class _Vacuous(NamedTuple):
     """Steps and conditions whose proofs are vacuous; see `AnySizeAnswer`."""
 
     never_taken: tuple[str, ...] = ()
     never_met: tuple[str, ...] = ()
 
 
-def _idle(versions: Collection[Sequence[Declaration]]) -> _Idle:
-    return _Idle(never_taken(versions), never_met(versions))
+def _vacuous(versions: Collection[Sequence[Declaration]]) -> _Vacuous:
+    return _Vacuous(never_taken(versions), never_met(versions))
 
 
-def _answer(model: DeclaredModel, proof: Proof, opened: Sequence[_Opened], idle: _Idle) -> AnySizeAnswer:
+def _answer(
+    model: DeclaredModel, proof: Proof, opened: Sequence[_Opened], vacuous: _Vacuous
+) -> AnySizeAnswer:
     declared = [sized[0] for sized in model.versions().values()]
     broken = any(known is not None and known.refutation is not None for _, _, known in opened)
     return AnySizeAnswer(
         model=model.name,
-        verdict=Verdict.REFUTED if broken else Verdict.UNDETERMINED if any(idle) else proof.verdict,
+        verdict=Verdict.REFUTED if broken else Verdict.UNDETERMINED if any(vacuous) else proof.verdict,
         versions=proof.versions,
         claims=tuple(dict.fromkeys((*_named(one.always for one in declared), str(Property.PROGRESS)))),
         invariants=_named(one.invariants for one in declared),
@@ -232,8 +234,8 @@ def _answer(model: DeclaredModel, proof: Proof, opened: Sequence[_Opened], idle:
         open=tuple(one for one, _, _ in opened),
         seconds=round(proof.seconds, 1),
         limit=proof.limit,
-        never_taken=idle.never_taken,
-        never_met=idle.never_met,
+        never_taken=vacuous.never_taken,
+        never_met=vacuous.never_met,
     )
 
 

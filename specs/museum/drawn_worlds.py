@@ -25,8 +25,8 @@ from kvsm.check.worlds.hand_over_options import draw_hand_over_options
 from kvsm.check.worlds.hand_over_world import HandOverWorld
 from kvsm.check.worlds.log_ahead import LogAheadWorld
 from kvsm.check.worlds.serving_world import Budgets, EndingServing, RequestSpec, ServingOptions
+from kvsm.check.worlds.skewed_core import SkewedCoreWorld
 from kvsm.check.worlds.small_request import HASH_TOKENS
-from kvsm.check.worlds.weighted_core import WeightedCoreWorld
 from kvsm.check.worlds.wrong_books import WrongBooksWorld
 from kvsm.core.scheduler import GroupKind, KVCacheGroup, LastStep, StoreMode
 
@@ -35,12 +35,12 @@ def log_ahead(random: Random) -> LogAheadWorld:
     return LogAheadWorld(draw_log_ahead(random))
 
 
-def large_core(random: Random) -> WeightedCoreWorld:
-    return WeightedCoreWorld(draw_large_core(random))
+def large_core(random: Random) -> SkewedCoreWorld:
+    return SkewedCoreWorld(draw_large_core(random))
 
 
-def crowded_core(random: Random) -> WeightedCoreWorld:
-    return WeightedCoreWorld(draw_crowded_core(random))
+def crowded_core(random: Random) -> SkewedCoreWorld:
+    return SkewedCoreWorld(draw_crowded_core(random))
 
 
 def loading_hand_over(random: Random) -> HandOverWorld:

@@ -57,7 +57,7 @@ RUNS = {
     "log": 150,
     "policies": 200,
     "router": 200,
-    "weighted-core": 150,
+    "skewed-core": 150,
     "log-ahead": 200,
     "workers": 200,
     "audited": 100,

@@ -11,9 +11,9 @@ from kvsm.check.worlds.copy_world import CopyEngineWorldOptions
 from kvsm.check.worlds.core_options import CoreOptions, draw_options
 from kvsm.check.worlds.log_ahead import LogAheadOptions
 from kvsm.check.worlds.serving_world import Budgets, RequestSpec, ServingOptions
+from kvsm.check.worlds.skewed_core import SkewedCoreOptions
 from kvsm.check.worlds.small_request import HASH_TOKENS
 from kvsm.check.worlds.two_tiers import TwoTierOptions
-from kvsm.check.worlds.weighted_core import WeightedCoreOptions
 from kvsm.core.policies import POLICIES
 from kvsm.core.scheduler import GroupKind, KVCacheGroup, LastStep, StoreMode
 from kvsm.tiers import WritePolicy
@@ -114,7 +114,7 @@ _SELDOM = ("lose", "reset", "restart", "fail", "cancel", "touch", "import_blocks
 _OFTEN = 8.0
 
 
-def draw_disturbed_core(random: Random) -> WeightedCoreOptions:
+def draw_disturbed_core(random: Random) -> SkewedCoreOptions:
     """Draw a core in which some rare kinds of action are frequent.
 
     The kind "advance" never happens: random moves of a request's cursors are unlike those of any engine.
@@ -131,7 +131,7 @@ def draw_disturbed_core(random: Random) -> WeightedCoreOptions:
             store_threshold=1,
         )
         often = ["reset", "tick", "compute"]
-    return WeightedCoreOptions(core=core, weights={"advance": 0.0, **dict.fromkeys(often, _OFTEN)})
+    return SkewedCoreOptions(core=core, factors={"advance": 0.0, **dict.fromkeys(often, _OFTEN)})
 
 
 _OFFERS = {
@@ -152,7 +152,7 @@ _OFFERS = {
 """Mostly offers: a large pool must fill, and stay full."""
 
 
-def draw_large_core(random: Random) -> WeightedCoreOptions:
+def draw_large_core(random: Random) -> SkewedCoreOptions:
     """Draw a core with a large pool (60 slots or more), and offers that need most of it.
 
     So victim searches reach blocks that the same offer has found resident, and all batches are arrays.
@@ -170,7 +170,7 @@ def draw_large_core(random: Random) -> WeightedCoreOptions:
         length=length,
         folds_log=False,
     )
-    return WeightedCoreOptions(core=core, weights=_OFFERS)
+    return SkewedCoreOptions(core=core, factors=_OFFERS)
 
 
 _DISTURBED = {
@@ -184,7 +184,7 @@ _DISTURBED = {
 }
 
 
-def draw_crowded_core(random: Random) -> WeightedCoreOptions:
+def draw_crowded_core(random: Random) -> SkewedCoreOptions:
     """Draw a core with one or two keys that several requests want, and many losses, failures and resets.
 
     So two requests often match one block, and the host is often empty while the device is not.
@@ -204,10 +204,10 @@ def draw_crowded_core(random: Random) -> WeightedCoreOptions:
         length=length,
         folds_log=random.random() < 0.1,
     )
-    return WeightedCoreOptions(core=core, weights=_DISTURBED)
+    return SkewedCoreOptions(core=core, factors=_DISTURBED)
 
 
-def draw_weighted_core(random: Random) -> WeightedCoreOptions:
+def draw_skewed_core(random: Random) -> SkewedCoreOptions:
     """Draw a large, a crowded or a disturbed core."""
     draws = (draw_large_core, draw_crowded_core, draw_crowded_core, draw_disturbed_core)
     return random.choice(draws)(random)

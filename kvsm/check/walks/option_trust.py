@@ -22,8 +22,8 @@ from kvsm.check.worlds.era_world import EraOptions
 from kvsm.check.worlds.hand_over_options import HandOverWorldOptions
 from kvsm.check.worlds.policy_world import PolicyWorldOptions
 from kvsm.check.worlds.serving_world import RequestSpec, ServingOptions
+from kvsm.check.worlds.skewed_core import SkewedCoreOptions
 from kvsm.check.worlds.two_tiers import TwoTierOptions
-from kvsm.check.worlds.weighted_core import WeightedCoreOptions
 from kvsm.check.worlds.whole_disk import WholeDiskOptions
 from kvsm.check.worlds.whole_world import WholeOptions
 from kvsm.check.worlds.wider_serving import WiderOptions
@@ -63,7 +63,7 @@ TEXTS: Mapping[type[msgspec.Struct], Mapping[str, Named | None]] = {
     TwoTierOptions: {"writes": None},
     EraOptions: {"writes": None},
     # Kinds of actions, which are only compared.
-    WeightedCoreOptions: {"weights": None},
+    SkewedCoreOptions: {"factors": None},
     PolicyWorldOptions: {"policy": _POLICY},
     EngineShape: {
         "connector": Named("code of a connector", "--connector", ("KvsmConnector",)),

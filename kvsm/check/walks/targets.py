@@ -17,8 +17,8 @@ from kvsm.check.walks.drawn_options import (
     draw_log_ahead,
     draw_routed,
     draw_serving,
+    draw_skewed_core,
     draw_two_tier_options,
-    draw_weighted_core,
     draw_wrong_books,
 )
 from kvsm.check.walks.own_code import is_path, make_own_world
@@ -37,9 +37,9 @@ from kvsm.check.worlds.policy_world import PolicyWorld, PolicyWorldOptions, draw
 from kvsm.check.worlds.restart_world import RestartOptions, RestartWorld, draw_restart_options
 from kvsm.check.worlds.restored_world import RestoredOptions, RestoredWorld, draw_restored_options
 from kvsm.check.worlds.serving_world import EndingServing, ServingOptions
+from kvsm.check.worlds.skewed_core import SkewedCoreOptions, SkewedCoreWorld
 from kvsm.check.worlds.tier_served import ServedTwoTiers
 from kvsm.check.worlds.two_tiers import TwoTierOptions
-from kvsm.check.worlds.weighted_core import WeightedCoreOptions, WeightedCoreWorld
 from kvsm.check.worlds.whole_options import draw_whole
 from kvsm.check.worlds.whole_world import WholeOptions, WholeWorld
 from kvsm.check.worlds.wider_serving import WiderOptions, WiderServing
@@ -166,11 +166,11 @@ TARGETS: dict[str, WalkTarget] = {
         draw_routed,
         2,
     ),
-    "weighted-core": WalkTarget(
+    "skewed-core": WalkTarget(
         "cores with large offers, or with few keys and many losses and resets",
-        WeightedCoreOptions,
-        WeightedCoreWorld,
-        draw_weighted_core,
+        SkewedCoreOptions,
+        SkewedCoreWorld,
+        draw_skewed_core,
         4,
     ),
     "log-ahead": WalkTarget(

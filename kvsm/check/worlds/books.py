@@ -6,8 +6,8 @@ import msgspec
 
 from kvsm.check.worlds.audited import AuditedCore, AuditedWorld
 from kvsm.check.worlds.serving_world import ServingOptions, ServingWorld
+from kvsm.check.worlds.skewed_core import SkewedCoreOptions, SkewedCoreWorld
 from kvsm.check.worlds.two_tiers import TwoTierOptions, TwoTierWorld
-from kvsm.check.worlds.weighted_core import WeightedCoreOptions, WeightedCoreWorld
 from kvsm.check.worlds.wrong_books import WrongBooksWorld
 from kvsm.errors import ConfigError
 
@@ -15,7 +15,7 @@ from kvsm.errors import ConfigError
 class AuditedOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The world whose books are audited: give exactly one. Raises `ConfigError`."""
 
-    core: WeightedCoreOptions | None = None
+    core: SkewedCoreOptions | None = None
     tiers: TwoTierOptions | None = None
     serving: ServingOptions | None = None
 
@@ -26,7 +26,7 @@ class AuditedOptions(msgspec.Struct, frozen=True, kw_only=True):
 class WrongBooksOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The world whose books are made wrong: give exactly one. Raises `ConfigError`."""
 
-    core: WeightedCoreOptions | None = None
+    core: SkewedCoreOptions | None = None
     tiers: TwoTierOptions | None = None
 
     def __post_init__(self) -> None:
@@ -43,7 +43,7 @@ def _require_one(options: AuditedOptions | WrongBooksOptions) -> None:
 def audited(options: AuditedOptions) -> AuditedWorld:
     """Return a world with a second ledger and book beside each of its cores."""
     if options.core is not None:
-        core = WeightedCoreWorld(options.core)
+        core = SkewedCoreWorld(options.core)
         return AuditedWorld(core, lambda: [AuditedCore(core.core.ledger, core.events)])
     if options.tiers is not None:
         tiers = TwoTierWorld(options.tiers)
@@ -58,7 +58,7 @@ def audited(options: AuditedOptions) -> AuditedWorld:
 def with_wrong_books(options: WrongBooksOptions) -> WrongBooksWorld:
     """Return a world whose checks must object to copies of its books with one thing changed."""
     if options.core is not None:
-        core = WeightedCoreWorld(options.core)
+        core = SkewedCoreWorld(options.core)
         return WrongBooksWorld(core, lambda: AuditedCore(core.core.ledger, core.events))
     assert options.tiers is not None
     tiers = TwoTierWorld(options.tiers)

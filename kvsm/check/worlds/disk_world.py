@@ -30,7 +30,7 @@ import numpy as np
 
 from kvsm.check.worlds.simulated_disk import SECTOR, DiskFile, SimulatedDisk
 from kvsm.check.worlds.world import Action
-from kvsm.check.worlds.world_files import silent, world_directory
+from kvsm.check.worlds.world_files import suppressed_warnings, world_directory
 from kvsm.core.plan import TransferJob
 from kvsm.errors import ConfigError, PropertyBroken, TransferFailed
 from kvsm.events import Direction, OffloadingEvent
@@ -464,7 +464,7 @@ class DiskWorld:
     @contextmanager
     def _recorded(self) -> Iterator[None]:
         """Record all calls that write or flush a rank's file. The tier's warnings are dropped."""
-        with silent(), self._disk.attached():
+        with suppressed_warnings(), self._disk.attached():
             yield
 
     # What must hold.

@@ -41,7 +41,7 @@ from kvsm.check.worlds.restart_world import leave_log
 from kvsm.check.worlds.simulated_disk import SimulatedDisk
 from kvsm.check.worlds.tier_requests import TierRequests
 from kvsm.check.worlds.world import Action
-from kvsm.check.worlds.world_files import silent, world_directory
+from kvsm.check.worlds.world_files import suppressed_warnings, world_directory
 from kvsm.core.ledger import readable_keys
 from kvsm.core.ledger.invariants import check_ledger
 from kvsm.core.offloader import Offloader
@@ -267,7 +267,7 @@ class EraWorld:
         if len(numbers) != len(ranges) or not all(0 <= int(n) < most for n, most in zip(numbers, ranges)):
             return False
         before = set(self.disk.ledger.index) if self.lives else set()
-        with silent(), self._simulated.attached():
+        with suppressed_warnings(), self._simulated.attached():
             done = bool(move(*map(int, numbers)))
         if done and self.lives:
             # A key that left the disk was evicted, or its load failed.

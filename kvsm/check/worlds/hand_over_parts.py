@@ -58,7 +58,7 @@ class HostCopy(msgspec.Struct):
     waiting: list[int]
 
 
-class LeavingLog(MemoryLog):
+class FlushTrackingLog(MemoryLog):
     """A log that knows which events are written. written: the number of the last written event."""
 
     written = 0
@@ -86,7 +86,7 @@ class SmallHost:
     """
 
     def __init__(self, config: OffloadConfig) -> None:
-        self.log = LeavingLog()
+        self.log = FlushTrackingLog()
         self.core = Offloader(config, self.log, clock_ns=lambda: 0)
         self.cells: list[list[Piece | None]] = [
             [None] * (config.host_blocks * config.blocks_per_chunk) for _ in range(config.workers)

@@ -211,8 +211,8 @@ class FailingLogWorld:
         move: Callable[..., bool] = getattr(self, f"_do_{name}")
         with self._disk.attached():
             done = move(*numbers)
-        if self._disk.early:
-            raise PropertyBroken(Property.EVENTS_ARE_STATE, self._disk.early)
+        if self._disk.early_deletion:
+            raise PropertyBroken(Property.EVENTS_ARE_STATE, self._disk.early_deletion)
         self._note_durable()
         return done
 

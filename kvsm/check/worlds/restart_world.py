@@ -22,7 +22,7 @@ import msgspec
 
 from kvsm.check.worlds.memory_marks import memory_marks
 from kvsm.check.worlds.world import Action
-from kvsm.check.worlds.world_files import silent, without_directory, world_directory
+from kvsm.check.worlds.world_files import suppressed_warnings, without_directory, world_directory
 from kvsm.core.ledger import readable_keys
 from kvsm.core.log import LogReader, LogWriter
 from kvsm.core.offloader import Offloader
@@ -117,7 +117,7 @@ class RestartWorld:
         if action not in self.actions():
             return False
         name, *numbers = action
-        with silent():
+        with suppressed_warnings():
             return bool(getattr(self, f"_do_{name}")(*numbers))
 
     # A process runs.

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from kvsm.check.worlds.restart_world import leave_log
 from kvsm.check.worlds.world import Action
-from kvsm.check.worlds.world_files import silent, world_directory
+from kvsm.check.worlds.world_files import suppressed_warnings, world_directory
 from kvsm.copies import CopyResult, PoolMark, VerifyingCopyEngine
 from kvsm.copies.checksums import CHECKSUM_BYTES
 from kvsm.copies.host_pools.pool_mark import MARK_BYTES
@@ -334,7 +334,7 @@ class RestoredWorld:
             return False
         if not all(0 <= int(number) < bound for number, bound in zip(numbers, bounds)):
             return False
-        with silent():
+        with suppressed_warnings():
             done = bool(getattr(self, f"_do_{name}")(*numbers))
             if done:
                 self._try_all()

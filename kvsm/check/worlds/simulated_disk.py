@@ -169,9 +169,9 @@ class SimulatedDisk:
         self.failed = 0
 
     @property
-    def early(self) -> str:
+    def early_deletion(self) -> str:
         """A message if a log segment was deleted while a newer one had no durable name; else empty."""
-        return "" if self._names is None else self._names.early
+        return "" if self._names is None else self._names.early_deletion
 
     def file(self, path: Path) -> DiskFile | None:
         """Return the file of this name; None if there is none, or it was never written here."""

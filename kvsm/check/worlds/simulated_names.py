@@ -70,12 +70,12 @@ class _Directory(Generic[File]):
 class SimulatedNames(Generic[File]):
     """The names in all directories of a simulated disk.
 
-    early: a message if a log segment was deleted while a newer one had no durable name; else empty.
+    early_deletion: a message if a log segment was deleted while a newer one had no durable name; else empty.
     """
 
     def __init__(self) -> None:
         self._directories: dict[FileNumber, _Directory[File]] = {}
-        self.early = ""
+        self.early_deletion = ""
 
     def create(self, path: Path, file: File) -> None:
         """Record that a file was created."""
@@ -93,7 +93,7 @@ class SimulatedNames(Generic[File]):
         if directory is None:
             return
         if path.suffix == _SEGMENT and (newer := directory.newer_segment(path.name)):
-            self.early = f"{path.name} is deleted, but the name of {newer} is not on the disk"
+            self.early_deletion = f"{path.name} is deleted, but the name of {newer} is not on the disk"
         directory.delete(path.name)
 
     def sync(self, status: os.stat_result) -> None:

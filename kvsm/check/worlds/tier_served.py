@@ -33,7 +33,7 @@ class ServedTwoTiers(TwoTierWorld):
         left = (self.era, *[tuple(rank.disk) for rank in self.ranks])
         if self._asked != left and self.wind_down() is None:
             self._asked = left
-            check_comes_up(self)
+            check_served_from_disk(self)
 
 
 declare_alike(
@@ -41,7 +41,7 @@ declare_alike(
 )
 
 
-def check_comes_up(world: TwoTierWorld) -> None:
+def check_served_from_disk(world: TwoTierWorld) -> None:
     """Check that a process after a kill serves each prompt as far as the disk has it.
 
     The world is not changed. Prompts with a damaged block are excepted: their copies fail as a whole.

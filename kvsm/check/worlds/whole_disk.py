@@ -15,7 +15,7 @@ from kvsm.check.worlds.small_workers import COPY_ERROR, TORN, SmallCopy, SmallWo
 from kvsm.check.worlds.tier_rank import EMPTY, DiskSlot, RankSlots, Value
 from kvsm.check.worlds.tier_rest import TierRest
 from kvsm.check.worlds.whole_process import LeftOnDisk, WholePlace
-from kvsm.check.worlds.world_files import silent
+from kvsm.check.worlds.world_files import suppressed_warnings
 from kvsm.core.offloader import Offloader
 from kvsm.core.plan import TransferJob, WorkerReport
 from kvsm.errors import PropertyBroken
@@ -58,7 +58,7 @@ class HostSlots:
             self._workers.host[place][self._rank] = list(cells)
 
 
-class NotedTier(DiskTier):
+class RecordingTier(DiskTier):
     """A `DiskTier` whose calls are recorded in `rest`, for the checks at rest. Set `rest` after creation."""
 
     rest: TierRest
@@ -92,11 +92,11 @@ class WholeDisk:
             RankSlots(HostSlots(workers, rank, chunk, self._epoch), disk, 0)
             for rank, disk in enumerate(place.left.disks or [[EMPTY] * options.slots] * workers.workers)
         ]
-        with silent():
+        with suppressed_warnings():
             self.era = era_at_start(place.era_file, place.weights_name, self.life)
         self._open_era = OpenEra(place.era_file, self.era, self.life)
         self.found = self._recover()
-        self.tier = NotedTier(
+        self.tier = RecordingTier(
             host,
             self.core,
             self._begin_era,

@@ -13,7 +13,7 @@ from kvsm.check.worlds.run_figures import COPIED_OUT, IMPORTED, STORED
 from kvsm.check.worlds.small_request import SmallRequest
 from kvsm.check.worlds.whole_answers import BeforeAnswerWithDisk
 from kvsm.check.worlds.whole_disk import WholeDisk, WholeDiskOptions
-from kvsm.check.worlds.whole_process import TwiceLogged, WholePlace
+from kvsm.check.worlds.whole_process import MirroredLog, WholePlace
 from kvsm.check.worlds.wider_engine import WiderEngine
 from kvsm.core.kv_events import Publisher
 from kvsm.core.ledger import Ledger
@@ -83,7 +83,7 @@ class WholeEngine(WiderEngine):
 
     def _check_logged(self, transfer: int) -> None:
         """Check that the log has this event, unless its disk has failed (no stale data, S14)."""
-        if not isinstance(self.log, TwiceLogged) or self.place.has_failed:
+        if not isinstance(self.log, MirroredLog) or self.place.has_failed:
             return
         if transfer > self.log.flushed:
             message = f"transfer {transfer} leaves, but the log on disk ends with event {self.log.flushed}"

@@ -18,7 +18,7 @@ from kvsm.check.worlds.memory_marks import memory_marks
 from kvsm.check.worlds.restart_world import leave_log
 from kvsm.check.worlds.simulated_disk import SimulatedDisk
 from kvsm.check.worlds.tier_rank import DiskSlot
-from kvsm.check.worlds.world_files import silent, world_directory
+from kvsm.check.worlds.world_files import suppressed_warnings, world_directory
 from kvsm.core.kv_events import Publisher
 from kvsm.core.ledger import Ledger
 from kvsm.core.log import LogReader, MemoryLog
@@ -42,7 +42,7 @@ class LeftOnDisk(NamedTuple):
     disks: tuple[Sequence[DiskSlot], ...] = ()
 
 
-class TwiceLogged(MemoryLog):
+class MirroredLog(MemoryLog):
     """The events of a core in memory, which are also appended to its log on disk.
 
     flushed: the number of the last event that is in the log on disk.
@@ -130,7 +130,7 @@ class WholePlace:
             core = Offloader(config, log, weights=self.weights_name, publisher=publisher, clock_ns=lambda: 0)
             return core, log
         pools = [b"%s %02d %04d" % (kind, rank, self._pool) for rank in range(self._ranks) for kind in _KINDS]
-        with silent():
+        with suppressed_warnings():
             begun = start(
                 self.directory / "log",
                 config,
@@ -146,7 +146,7 @@ class WholePlace:
         self._core.append(core)
         assert core.writer is not None
         core.writer.flush()
-        log = core.log = TwiceLogged(self._read_log(), core.log)
+        log = core.log = MirroredLog(self._read_log(), core.log)
         if log[-1].seq != core.ledger.seq:
             message = f"the log ends with event {log[-1].seq}, but its core is at event {core.ledger.seq}"
             raise PropertyBroken(Property.EVENTS_ARE_STATE, message)
@@ -185,7 +185,7 @@ def _leave_logs(cores: list[Offloader]) -> None:
         leave_log(cores.pop())
 
 
-def kept_by_log(config: OffloadConfig, log: TwiceLogged) -> dict[bytes, int]:
+def kept_by_log(config: OffloadConfig, log: MirroredLog) -> dict[bytes, int]:
     """The blocks that a process must take over from this log after a kill now: key -> slot."""
     ledger = Ledger(config)
     for event in log:

@@ -22,7 +22,7 @@ _MOST_PROMPTS = 4
 _MOST_STEPS = 50
 
 
-def check_comes_up(engine: WholeEngine, requests: Iterable[SmallRequest]) -> None:
+def check_served_from_disk(engine: WholeEngine, requests: Iterable[SmallRequest]) -> None:
     """Check the engine of a next process. requests: whose prompts to ask for. Raises `PropertyBroken`.
 
     Excepted are hits with a damaged block, whose copies fail, and hits that the host has no room for.

@@ -50,11 +50,11 @@ from kvsm.check.worlds.describing import describe_ledger
 from kvsm.check.worlds.serving_world import _BUDGET_OF, Budgets
 from kvsm.check.worlds.whole_disk import WholeDiskOptions
 from kvsm.check.worlds.whole_engine import WholeEngine
-from kvsm.check.worlds.whole_process import TwiceLogged, WholePlace, kept_by_log
-from kvsm.check.worlds.whole_served import check_comes_up
+from kvsm.check.worlds.whole_process import MirroredLog, WholePlace, kept_by_log
+from kvsm.check.worlds.whole_served import check_served_from_disk
 from kvsm.check.worlds.wider_serving import WiderOptions, WiderServing
 from kvsm.check.worlds.world import Action
-from kvsm.check.worlds.world_files import silent
+from kvsm.check.worlds.world_files import suppressed_warnings
 from kvsm.core.ledger.invariants import check_ledger
 from kvsm.core.plan import WorkerReport
 from kvsm.core.scheduler import StoreMode
@@ -283,7 +283,7 @@ class WholeWorld(WiderServing):
         if place >= len(disk.reports):
             return False
         report, was_live = disk.reports[place], disk.reports[place].transfer in disk.core.ledger.transfers
-        with silent():
+        with suppressed_warnings():
             self.engine.hand_on_disk(place)
         if was_live and report.transfer not in disk.core.ledger.transfers:
             self._disk_over = report
@@ -305,7 +305,7 @@ class WholeWorld(WiderServing):
         losable = self._losable()
         if place >= len(losable):
             return False
-        with silent():
+        with suppressed_warnings():
             self.engine.disk.lose(losable[place])
         return True
 
@@ -360,7 +360,7 @@ class WholeWorld(WiderServing):
         promised: the keys that it must find on disk.
         """
         old, place = self.engine, self._place
-        assert isinstance(old.log, TwiceLogged)
+        assert isinstance(old.log, MirroredLog)
         self.contents.update(self._expected())
         kept = self._kept(old) if keeps_pool and not new_weights else {}
         place.kill()
@@ -379,7 +379,7 @@ class WholeWorld(WiderServing):
             engine.host = old.host
             self.check_bytes()
         is_warm = engine.core.ledger.life > 1 and keeps_pool and not new_weights
-        assert isinstance(engine.log, TwiceLogged)
+        assert isinstance(engine.log, MirroredLog)
         self.keep_events = self.keep_events and engine.log.is_whole and kept is not None
         last = old.log.flushed if is_warm else 0
         engine.notes.crash(old.notes, last)
@@ -393,7 +393,7 @@ class WholeWorld(WiderServing):
 
     def _kept(self, old: WholeEngine) -> dict[bytes, int] | None:
         """The blocks that the next process must take over; None if the log may have lost some events."""
-        assert isinstance(old.log, TwiceLogged)
+        assert isinstance(old.log, MirroredLog)
         if self._place.has_failed or not old.log.is_whole:
             return None
         return kept_by_log(old.core.config, old.log)
@@ -456,7 +456,7 @@ class WholeWorld(WiderServing):
             if lost:
                 message = f"{min(lost).hex()} is sealed on every rank, but recovery does not find it"
                 raise PropertyBroken(Property.FULL_OFFLOAD, message)
-            check_comes_up(after, self.engine.requests.values())
+            check_served_from_disk(after, self.engine.requests.values())
         return rests
 
     def describe(self) -> dict[str, str]:

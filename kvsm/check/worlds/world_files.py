@@ -26,7 +26,7 @@ def without_directory(error: Exception, directory: Path) -> str:
 
 
 @contextmanager
-def silent() -> Iterator[None]:
+def suppressed_warnings() -> Iterator[None]:
     """Drop the warnings of kvsm: a world makes disks fail, and closes processes with copies in flight."""
     with ExitStack() as stack:
         for name in _LOGGERS:

@@ -227,7 +227,7 @@ def test_a_deletion_before_a_newer_segment_has_a_durable_name_is_noted(
     (tmp_path / "0.kvsm").unlink()
     create(tmp_path / "2.new")
     (tmp_path / "2.new").unlink()
-    assert named.early == ""
+    assert named.early_deletion == ""
     create(tmp_path / "2.kvsm")
     (tmp_path / "1.kvsm").unlink()
-    assert named.early == "1.kvsm is deleted, but the name of 2.kvsm is not on the disk"
+    assert named.early_deletion == "1.kvsm is deleted, but the name of 2.kvsm is not on the disk"

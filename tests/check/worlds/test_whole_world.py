@@ -13,7 +13,7 @@ from kvsm.check.walks.walk import walk
 from kvsm.check.worlds import whole_disk
 from kvsm.check.worlds.check_counts import taken_counts
 from kvsm.check.worlds.whole_options import draw_whole
-from kvsm.check.worlds.whole_process import TwiceLogged
+from kvsm.check.worlds.whole_process import MirroredLog
 from kvsm.check.worlds.whole_world import TroubleLevel
 from kvsm.check.worlds.world import World
 from kvsm.core.plan import WorkerReport
@@ -106,7 +106,7 @@ def _is_always_warm(patch: pytest.MonkeyPatch) -> None:
 
 
 def _flushes_late(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(TwiceLogged, "flush", lambda *_: None)
+    patch.setattr(MirroredLog, "flush", lambda *_: None)
 
 
 @pytest.mark.parametrize(

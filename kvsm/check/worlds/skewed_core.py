@@ -13,28 +13,28 @@ from kvsm.errors import ConfigError
 _MOST_WEIGHT = 100.0
 
 
-class WeightedCoreOptions(msgspec.Struct, frozen=True, kw_only=True):
+class SkewedCoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     """A core world with changed weights of actions. Raises `ConfigError`.
 
-    weights: kind of action -> factor of its weight; 1 for absent kinds.
+    factors: kind of action -> factor of its weight; 1 for absent kinds.
     """
 
     core: CoreOptions
-    weights: Mapping[str, float] = {}
+    factors: Mapping[str, float] = {}
 
     def __post_init__(self) -> None:
-        for name, weight in self.weights.items():
+        for name, weight in self.factors.items():
             if not 0 <= weight <= _MOST_WEIGHT:
                 raise ConfigError(f"the weight of {name} is {weight}; it must be from 0 to {_MOST_WEIGHT}")
 
 
-class WeightedCoreWorld(CoreWorld):
+class SkewedCoreWorld(CoreWorld):
     """A `World`; worlds with the same options and actions are equal."""
 
-    def __init__(self, options: WeightedCoreOptions) -> None:
-        self._weights = options.weights
+    def __init__(self, options: SkewedCoreOptions) -> None:
+        self._factors = options.factors
         super().__init__(options.core)
 
     def favour(self, share: Callable[[str], float]) -> None:
         """Scale the weight of each kind of action by `share(name)`, in addition to its own factor."""
-        super().favour(lambda name: share(name) * self._weights.get(name, 1.0))
+        super().favour(lambda name: share(name) * self._factors.get(name, 1.0))
