@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -22,13 +23,14 @@ from kvsm.check.walks.targets import PATH_FORM, TARGETS
 from kvsm.errors import ConfigError, described
 
 Documented = TypeVar("Documented", bound=Callable[..., Any])
-_TARGETS_HERE = "      TARGETS\n"
+_TARGETS_HERE = re.compile(r"^( *)TARGETS\n", re.MULTILINE)
+"""Python 3.13 and later remove the indentation of docstrings."""
 
 
 def names_targets(command: Documented) -> Documented:
     """Replace the line TARGETS of a command's docstring by the targets and their descriptions."""
-    rows = "".join(f"      {name:<15}{one.says}\n" for name, one in TARGETS.items())
-    command.__doc__ = (command.__doc__ or "").replace(_TARGETS_HERE, rows)
+    rows = "".join(rf"\g<1>{name:<15}{one.says}\n" for name, one in TARGETS.items())
+    command.__doc__ = _TARGETS_HERE.sub(rows, command.__doc__ or "")
     return command
 
 

@@ -184,7 +184,10 @@ def crashed_file(calls: list[Call], chance: random.Random) -> bytes:
         page = written[0] if chance.random() > arrived else chance.choice(written)
         if len(safe) <= start and chance.random() > arrived:
             page = b""
-        fill = chance.choice([bytes(PAGE), chance.randbytes(PAGE), safe[:PAGE], versions[-1][-PAGE:]])
+        # Old bytes are shifted by one: an older frame exactly where the next one belongs would be damage.
+        fill = chance.choice(
+            [bytes(PAGE), chance.randbytes(PAGE), safe[1 : PAGE + 1], versions[-1][-PAGE:-1]]
+        )
         # A page that was partly written before the sync has its old bytes, and zeros behind them.
         pages.append(page.ljust(end - start, b"\0") if len(safe) > start else (page + fill[len(page) :]))
     return b"".join(page[:PAGE].ljust(PAGE, b"\0") for page in pages)[:size]

@@ -390,7 +390,8 @@ def test_what_is_no_batch_of_ids_is_left_to_python(ids: Any) -> None:
     before = getrefcount(None)
     for _ in range(100):
         assert native.pack_ids(ids) is None
-    assert getrefcount(None) < before + 50
+    if sys.version_info < (3, 12):  # Later ones do not count these references.
+        assert getrefcount(None) < before + 50
 
 
 def test_a_load_of_pins_that_were_voided_is_refused_alike() -> None:
