@@ -127,6 +127,9 @@ class Witness(Book):
                 one._patience[name] = request.patience
             if len(request.pins):
                 one._matches[name] = request.pinned_at, to_list(request.pins)
+                for slot in {*to_list(request.pins)}.difference(to_list(ledger.live_pins(request))):
+                    # Some event since the match has voided it; no later match is as old as the next event.
+                    one._voided[slot] = max(one._voided[slot], request.pinned_at + 1)
             if request.load:
                 one._loads[name] = request.load
             if request.offered:
@@ -140,7 +143,7 @@ class Witness(Book):
         one._step, one._tick, one._epoch = ledger.step, ledger.tick, ledger.epoch
         one._life, one._weights, one._pins_voided = ledger.life, ledger.weights, ledger.voided_at
         one._offers = ledger.offers.times.copy()
-        one._last_end, one._last_loss = ledger.ended_at, ledger.forgotten_at
+        one._last_void, one._last_end, one._last_loss = max(one._voided), ledger.ended_at, ledger.forgotten_at
         one._brought = {**ledger.provenance.brought, **ledger.provenance.stale}
         one._older = set(ledger.provenance.stale)
         return one

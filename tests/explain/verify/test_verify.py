@@ -74,6 +74,23 @@ def test_a_witness_can_start_in_the_middle(
     assert auditor.check() == []
 
 
+def test_a_witness_that_starts_after_a_reset_knows_which_pins_have_ended() -> None:
+    """One release per hold (S4): the next event that ends the match must not release them again."""
+    life = Life()
+    life.stored("r0", [key(0)], [0])
+    life.core.match("r1", [key(0)])
+    life.core.reset("")
+    ledger = Ledger(life.config)
+    for event in life.events:
+        ledger.apply(event)
+    assert len(ledger.requests["r1"].pins)
+    begun, auditor = len(life.events), Auditor(restore(snapshot(ledger)))
+    life.core.finish("r1")
+    for event in life.events[begun:]:
+        assert auditor.apply(event) == []
+    assert auditor.check() == []
+
+
 @pytest.mark.slow
 @settings(deadline=None, max_examples=4_000)
 @given(OPERATIONS, CONFIGS)
