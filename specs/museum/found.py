@@ -99,7 +99,7 @@ FOUND = {
     "B57": FoundBy(TIERS, Property.CONSERVATION, 7),
     "B58": FoundBy(TIERS, Property.NO_STALE_DATA, 5),
     "B59": FoundBy(TIERS, Property.FAILURE_IS_NOT_SUCCESS, 18),
-    "B60": FoundBy(TIERS, Property.STORED_SO_SERVED, 7),
+    "B60": FoundBy(TIERS, Property.PROGRESS, 7),
     "B61": FoundBy(TIERS, Property.LEGAL_CALLS, 4),
     "B62": FoundBy(TIERS, Property.NO_STALE_DATA, 6),
     "B63": FoundBy(SERVING, Property.LEGAL_CALLS, 6),
