@@ -111,7 +111,7 @@ FOUND = {
     "M44": FoundBy(LARGE_CORE, Property.CONSERVATION, 4),
     "M45": FoundBy(CORE, Property.CONSERVATION, 6),
     "M46": FoundBy(TIERS, Property.CONSERVATION, 10),
-    "M47": FoundBy(CORE, Property.LEGAL_CALLS, 6),
+    "M47": FoundBy("exploration: serving, in chunks", Property.STORED_SO_SERVED, 10),
     "M48": FoundBy(WRONG_CORE, Property.EVENTS_ARE_STATE, 1),
     "M49": FoundBy(CORE, Property.STORED_ONCE, 5),
     "M50": FoundBy(AUDITED_CORE, Property.STORED_ONCE, 2),
