@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import _testcapi
 import ctypes
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
@@ -16,6 +18,31 @@ from kvsm.core.native import _body
 
 CALM = 12
 """After this many failures in a row that change nothing, the call has no more allocations."""
+
+
+_WITHOUT_MEMORY = """
+import _testcapi
+
+class Keys:
+    def __contains__(self, key):
+        return False
+
+keys = Keys()
+for number in range(30):
+    _testcapi.set_nomemory(number, number + 1)
+    try:
+        any(key in keys for key in (1, 2))
+    except MemoryError:
+        pass
+    finally:
+        _testcapi.remove_mem_hooks()
+"""
+
+
+def python_survives() -> bool:
+    """Whether this Python raises `MemoryError` where memory lacks. 3.12.1 and 3.13.0 crash if there is none
+    for the frame of a function."""
+    return subprocess.run([sys.executable, "-c", _WITHOUT_MEMORY], check=False).returncode == 0
 
 
 class Allocator(Protocol):
