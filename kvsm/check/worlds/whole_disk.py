@@ -14,7 +14,7 @@ import msgspec
 from kvsm.check.worlds.small_workers import COPY_ERROR, TORN, SmallCopy, SmallWorkers, copy_times
 from kvsm.check.worlds.tier_rank import EMPTY, DiskSlot, RankSlots, Value
 from kvsm.check.worlds.tier_rest import TierRest
-from kvsm.check.worlds.whole_process import LeftOnDisk, WholePlace
+from kvsm.check.worlds.whole_process import LeftOnDisk, SurvivingState
 from kvsm.check.worlds.world_files import suppressed_warnings
 from kvsm.core.offloader import Offloader
 from kvsm.core.plan import TransferJob, WorkerReport
@@ -77,24 +77,24 @@ class WholeDisk:
 
     host: the core of the host.
     workers: the ranks' host memory.
-    place: what an earlier process has left.
+    surviving: what outlived the last process.
     """
 
     def __init__(
-        self, options: WholeDiskOptions, host: Offloader, workers: SmallWorkers, place: WholePlace
+        self, options: WholeDiskOptions, host: Offloader, workers: SmallWorkers, surviving: SurvivingState
     ) -> None:
         config = disk_config(host.config, options.slots, options.policy)
         self.options, self.host, self.workers = options, host, workers
-        self.place, self.life, self.now_s = place, place.left.life + 1, 0.0
-        self.core = Offloader(config, weights=place.weights_name, clock_ns=lambda: 0)
+        self.surviving, self.life, self.now_s = surviving, surviving.left.life + 1, 0.0
+        self.core = Offloader(config, weights=surviving.weights_name, clock_ns=lambda: 0)
         chunk = host.config.blocks_per_chunk
         self.ranks = [
             RankSlots(HostSlots(workers, rank, chunk, self._epoch), disk, 0)
-            for rank, disk in enumerate(place.left.disks or [[EMPTY] * options.slots] * workers.workers)
+            for rank, disk in enumerate(surviving.left.disks or [[EMPTY] * options.slots] * workers.workers)
         ]
         with suppressed_warnings():
-            self.era = era_at_start(place.era_file, place.weights_name, self.life)
-        self._open_era = OpenEra(place.era_file, self.era, self.life)
+            self.era = era_at_start(surviving.era_file, surviving.weights_name, self.life)
+        self._open_era = OpenEra(surviving.era_file, self.era, self.life)
         self.found = self._recover()
         self.tier = RecordingTier(
             host,
@@ -159,12 +159,12 @@ class WholeDisk:
         return any(rank.disk[slot].value is None for rank in self.ranks)
 
     def _epoch(self) -> int:
-        return self.place.epoch
+        return self.surviving.epoch
 
     def _begin_era(self, weights: str | None) -> None:
         """Begin an era, as a callback of `DiskTier`. It is durable when this returns."""
         self._open_era.begin(weights, self.core.ledger.seq)
-        found = read_era(self.place.era_file)
+        found = read_era(self.surviving.era_file)
         if isinstance(found, str) or found.id == self.era.id:
             message = f"a reset has begun an era, but a process after a kill would find {found}"
             raise PropertyBroken(Property.NO_STALE_DATA, message)

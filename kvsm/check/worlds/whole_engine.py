@@ -13,7 +13,7 @@ from kvsm.check.worlds.run_figures import COPIED_OUT, IMPORTED, STORED
 from kvsm.check.worlds.small_request import SmallRequest
 from kvsm.check.worlds.whole_answers import BeforeAnswerWithDisk
 from kvsm.check.worlds.whole_disk import WholeDisk, WholeDiskOptions
-from kvsm.check.worlds.whole_process import MirroredLog, WholePlace
+from kvsm.check.worlds.whole_process import MirroredLog, SurvivingState
 from kvsm.check.worlds.wider_engine import WiderEngine
 from kvsm.core.kv_events import Publisher
 from kvsm.core.ledger import Ledger
@@ -35,13 +35,15 @@ STEP_S = 0.25
 class WholeEngine(WiderEngine):
     """A `WiderEngine` with a disk. It takes the same other arguments.
 
-    place: what an earlier process has left.
+    surviving: what outlived the last process.
     """
 
-    def __init__(self, *options: Any, disk_options: WholeDiskOptions, place: WholePlace, **more: Any) -> None:
-        self.disk_options, self.place = disk_options, place
+    def __init__(
+        self, *options: Any, disk_options: WholeDiskOptions, surviving: SurvivingState, **more: Any
+    ) -> None:
+        self.disk_options, self.surviving = disk_options, surviving
         super().__init__(*options, **more)
-        self.weights_tag = b"" if place.weights == 1 else place.weights_name.encode()
+        self.weights_tag = b"" if surviving.weights == 1 else surviving.weights_name.encode()
 
     def _core_config(self, config: OffloadConfig) -> OffloadConfig:
         return host_config(config, self.disk_options.places)
@@ -52,11 +54,11 @@ class WholeEngine(WiderEngine):
         publisher: Publisher | None,
         ledger: Ledger | None,  # noqa: ARG002 (the log has it)
     ) -> Offloader:
-        core, self.log = self.place.open_core(config, publisher)
+        core, self.log = self.surviving.open_core(config, publisher)
         return core
 
     def _lower_tier(self) -> TierBelow:
-        self.disk = WholeDisk(self.disk_options, self.core, self, self.place)
+        self.disk = WholeDisk(self.disk_options, self.core, self, self.surviving)
         return self.disk.tier
 
     # Requests.
@@ -83,7 +85,7 @@ class WholeEngine(WiderEngine):
 
     def _check_logged(self, transfer: int) -> None:
         """Check that the log has this event, unless its disk has failed (no stale data, S14)."""
-        if not isinstance(self.log, MirroredLog) or self.place.has_failed:
+        if not isinstance(self.log, MirroredLog) or self.surviving.has_failed:
             return
         if transfer > self.log.flushed:
             message = f"transfer {transfer} leaves, but the log on disk ends with event {self.log.flushed}"
@@ -175,7 +177,7 @@ class WholeEngine(WiderEngine):
     # Resets.
 
     def reset(self) -> bool:
-        self.place.epoch += 1
+        self.surviving.epoch += 1
         done = super().reset()
         self.disk.tier.reset()
         self.disk.rest.reset()

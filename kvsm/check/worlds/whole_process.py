@@ -68,7 +68,7 @@ class MirroredLog(MemoryLog):
         self.flushed = self._last
 
 
-class WholePlace:
+class SurvivingState:
     """What outlives the processes.
 
     weights: the version of the weights that the next process has.
@@ -111,12 +111,12 @@ class WholePlace:
         """The version of the weights, as cores and eras name it."""
         return f"v{self.weights}"
 
-    def after_kill(self, era: DiskEra, left: LeftOnDisk) -> WholePlace:
+    def after_kill(self, era: DiskEra, left: LeftOnDisk) -> SurvivingState:
         """Return a copy after a kill now in which the host pools are lost, without a log."""
-        place = WholePlace(self._ranks, logs=False)
-        place.weights, place.epoch, place.left = self.weights, self.epoch, left
-        era.write(place.era_file)
-        return place
+        surviving = SurvivingState(self._ranks, logs=False)
+        surviving.weights, surviving.epoch, surviving.left = self.weights, self.epoch, left
+        era.write(surviving.era_file)
+        return surviving
 
     def lose_pools(self) -> None:
         """Let the next process find new host pools."""

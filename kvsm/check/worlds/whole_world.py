@@ -50,7 +50,7 @@ from kvsm.check.worlds.describing import describe_ledger
 from kvsm.check.worlds.serving_world import _BUDGET_OF, Budgets
 from kvsm.check.worlds.whole_disk import WholeDiskOptions
 from kvsm.check.worlds.whole_engine import WholeEngine
-from kvsm.check.worlds.whole_process import MirroredLog, WholePlace, kept_by_log
+from kvsm.check.worlds.whole_process import MirroredLog, SurvivingState, kept_by_log
 from kvsm.check.worlds.whole_served import check_served_from_disk
 from kvsm.check.worlds.wider_serving import WiderOptions, WiderServing
 from kvsm.check.worlds.world import Action
@@ -134,12 +134,12 @@ class WholeWorld(WiderServing):
         self._shares: Callable[[str], float] = lambda _: 1.0
         budgets = options.budgets
         logs = budgets.kills + budgets.power_losses + budgets.log_faults > 0
-        self._place = WholePlace(options.workers, logs=logs, fails=budgets.log_faults > 0)
-        with self._place.attached():
+        self._surviving = SurvivingState(options.workers, logs=logs, fails=budgets.log_faults > 0)
+        with self._surviving.attached():
             super().__init__(options, keep_events=keep_events)
 
     def _more_arguments(self) -> dict[str, Any]:
-        return {"disk_options": self.options.disk, "place": self._place}
+        return {"disk_options": self.options.disk, "surviving": self._surviving}
 
     def next_engine(self) -> WholeEngine:
         """The engine of a process after a kill now, without the host pool. Its requests may wait long."""
@@ -151,7 +151,7 @@ class WholeWorld(WiderServing):
             options.workers,
             core={"blocks_per_chunk": options.blocks_per_chunk, "defer_ticks": 1 << 10},
             disk_options=options.disk,
-            place=self._place.after_kill(disk.era, disk.after_kill(-1)),
+            surviving=self._surviving.after_kill(disk.era, disk.after_kill(-1)),
         )
 
     # What may happen.
@@ -246,11 +246,11 @@ class WholeWorld(WiderServing):
     # What happens.
 
     def do(self, action: Action) -> bool:
-        with self._place.attached():
+        with self._surviving.attached():
             try:
                 done = super().do(action)
             except LogWriteFailed:
-                if not self._place.has_failed:
+                if not self._surviving.has_failed:
                     raise
                 # The log can neither be written nor be marked as broken, so the process ends.
                 done = self._do_kill(1, 0, -1)
@@ -328,7 +328,7 @@ class WholeWorld(WiderServing):
         """
         disk = self.engine.disk
         promised = set() if new_weights else disk.promised(power_loss=False)
-        self._place.left = disk.after_kill(begun)
+        self._surviving.left = disk.after_kill(begun)
         self._begin_process(promised, keeps_pool=bool(keeps_pool), new_weights=bool(new_weights))
         return True
 
@@ -336,15 +336,15 @@ class WholeWorld(WiderServing):
         """The power is lost. chosen: as in `WholeDisk.after_power_loss`."""
         disk = self.engine.disk
         promised = disk.promised(power_loss=True)
-        self._place.left = disk.after_power_loss(chosen)
+        self._surviving.left = disk.after_power_loss(chosen)
         self._begin_process(promised, keeps_pool=False, new_weights=False, power_loss=chosen)
         return True
 
     def _do_log_fault(self, sync: int, which: int) -> bool:
         """Let the next write of the log fail, or its next sync. which: draws how."""
-        if self._place.log_disk is None:
+        if self._surviving.log_disk is None:
             return False
-        self._place.log_disk.arm("sync" if sync else "write", which)
+        self._surviving.log_disk.arm("sync" if sync else "write", which)
         return True
 
     def _begin_process(
@@ -359,17 +359,17 @@ class WholeWorld(WiderServing):
 
         promised: the keys that it must find on disk.
         """
-        old, place = self.engine, self._place
+        old, surviving = self.engine, self._surviving
         assert isinstance(old.log, MirroredLog)
         self.contents.update(self._expected())
         kept = self._kept(old) if keeps_pool and not new_weights else {}
-        place.kill()
+        surviving.kill()
         if power_loss is not None:
-            place.lose_power(power_loss)
+            surviving.lose_power(power_loss)
         if not keeps_pool:
-            place.lose_pools()
+            surviving.lose_pools()
         if new_weights:
-            place.weights, place.epoch = place.weights + 1, place.epoch + 1
+            surviving.weights, surviving.epoch = surviving.weights + 1, surviving.epoch + 1
             self.contents.clear()
         made = self._make_engine(None)
         assert isinstance(made, WholeEngine)
@@ -394,7 +394,7 @@ class WholeWorld(WiderServing):
     def _kept(self, old: WholeEngine) -> dict[bytes, int] | None:
         """The blocks that the next process must take over; None if the log may have lost some events."""
         assert isinstance(old.log, MirroredLog)
-        if self._place.has_failed or not old.log.is_whole:
+        if self._surviving.has_failed or not old.log.is_whole:
             return None
         return kept_by_log(old.core.config, old.log)
 

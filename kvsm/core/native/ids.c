@@ -220,8 +220,9 @@ bool batch_of(Batch *batch, PyObject *ids)
 
 PyObject *refuse_slots(void)
 {
-    if (PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_MemoryError))
-        return NULL;
+    const bool is_form = !PyErr_Occurred() || PyErr_ExceptionMatches(PyExc_Exception);
+    if (!is_form || PyErr_ExceptionMatches(PyExc_MemoryError))
+        return NULL; /* no memory, or an interrupt */
     return PyErr_Format(PyExc_TypeError, "slots are a tuple, or an array of int64");
 }
 

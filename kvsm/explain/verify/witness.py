@@ -128,7 +128,7 @@ class Witness(Book):
             if len(request.pins):
                 one._matches[name] = request.pinned_at, to_list(request.pins)
                 for slot in {*to_list(request.pins)}.difference(to_list(ledger.live_pins(request))):
-                    # Some event since the match has voided it; no later match is as old as the next event.
+                    # Voided by some event since the match. Later matches on this slot are younger than it.
                     one._voided[slot] = max(one._voided[slot], request.pinned_at + 1)
             if request.load:
                 one._loads[name] = request.load

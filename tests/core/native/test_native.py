@@ -390,7 +390,7 @@ def test_what_is_no_batch_of_ids_is_left_to_python(ids: Any) -> None:
     before = getrefcount(None)
     for _ in range(100):
         assert native.pack_ids(ids) is None
-    if sys.version_info < (3, 12):  # Later ones do not count these references.
+    if sys.version_info < (3, 12):  # In later ones None is immortal, and its count says nothing.
         assert getrefcount(None) < before + 50
 
 
