@@ -40,19 +40,25 @@ def recipe() -> tuple[list[Step], str]:
     return steps, section.split("    pytest ")[1].strip()
 
 
-def apply(diff: str, path: Path) -> None:
-    """Change a file as a diff says. Its lines must stand there once."""
+def applied(diff: str, path: Path) -> str:
+    """The text of a file, changed as a diff says. The diff's old lines must stand there once."""
     lines = diff.splitlines()
     before = "\n".join([line[1:] for line in lines if line[0] != "+"])
     after = "\n".join([line[1:] for line in lines if line[0] != "-"])
     text = path.read_text(encoding="utf-8")
     assert text.count(f"\n{before}") == 1, f"{path.name} has not once:\n{before}"
-    path.write_text(text.replace(f"\n{before}", f"\n{after}"), encoding="utf-8")
+    return text.replace(f"\n{before}", f"\n{after}")
 
 
 def test_a_new_event_touches_few_files() -> None:
     steps, _ = recipe()
     assert len({step.path for step in steps}) == len(steps) <= MOST_FILES
+
+
+def test_each_diff_of_the_recipe_fits_the_tree() -> None:
+    for step in recipe()[0]:
+        for diff in step.diffs:
+            assert applied(diff, ROOT / step.path)
 
 
 @pytest.mark.slow
@@ -69,7 +75,8 @@ def test_the_recipe_of_a_new_event_is_right(tmp_path: Path) -> None:
             assert said.returncode != 0
             assert step.until_then in said.stdout, said.stdout
         for diff in step.diffs:
-            apply(diff, tmp_path / step.path)
+            path = tmp_path / step.path
+            path.write_text(applied(diff, path), encoding="utf-8")
         if not step.diffs:
             python(tmp_path, "specs/native_tables.py").check_returncode()
     said = tried(tmp_path, *proof.split())
