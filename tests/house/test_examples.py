@@ -113,7 +113,7 @@ def failure_of(path: Path) -> PropertyBroken:
 
 # The state of a policy is caught as a policy is, a block pool breaks the same property, and `test_testing.py`
 # has another broken connector.
-SLOW = ("test_block_pool", "test_connector", "test_policy_state")
+SLOW = ("test_block_pool", "test_connector", "test_policy", "test_policy_state")
 
 
 @pytest.mark.parametrize(

@@ -178,8 +178,13 @@ class FakePrefillEngine:
             one.close()
 
 
+def slowly(*answers: Answer) -> list[Any]:
+    """These answers, for slow tests."""
+    return [pytest.param(answer, marks=pytest.mark.slow) for answer in answers]
+
+
 @pytest.mark.usefixtures("serving")
-@pytest.mark.parametrize("right", [OFFER, Pending(), Refused("x"), GivenBack(held=True)])
+@pytest.mark.parametrize("right", [OFFER, GivenBack(held=True), *slowly(Pending(), Refused("x"))])
 def test_no_wrong_answer_to_a_claim_stops_the_other_claims(
     directory: Path, right: Answer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,7 +205,7 @@ def test_no_wrong_answer_to_a_claim_stops_the_other_claims(
 
 
 @pytest.mark.usefixtures("serving")
-@pytest.mark.parametrize("right", [GivenBack(held=False), OFFER, Refused("x")])
+@pytest.mark.parametrize("right", [GivenBack(held=False), *slowly(OFFER, Refused("x"))])
 def test_no_wrong_answer_says_that_blocks_were_held(
     directory: Path, right: Answer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -130,7 +130,14 @@ def keep_old_seals(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, pool_mark.PoolMark.begin, "self._rows[:] = 0", "pass")
 
 
-@pytest.mark.parametrize(("bug", "seed"), [(ignore_names, 22), (ignore_eras, 11), (keep_old_seals, 5)])
+@pytest.mark.parametrize(
+    ("bug", "seed"),
+    [
+        pytest.param(ignore_names, 22, marks=pytest.mark.slow),
+        (ignore_eras, 11),
+        pytest.param(keep_old_seals, 5, marks=pytest.mark.slow),
+    ],
+)
 def test_two_tiers_need_slots_that_say_what_they_hold_and_since_when(
     bug: Bug, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

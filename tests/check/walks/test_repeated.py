@@ -24,7 +24,18 @@ SEED = 4
 """With this seed, requests are preempted together in the run that is made again."""
 
 
-@pytest.mark.parametrize("target", [name for name, one in TARGETS.items() if one.has_log])
+QUICK = ("core", "serving", "whole")
+"""Each target takes another process a second."""
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
+        for name, one in TARGETS.items()
+        if one.has_log
+    ],
+)
 def test_the_log_of_a_run_is_the_same_in_another_process(target: str) -> None:
     result = walk(WorldTarget(target).runs(SEED), SEED, first_run=REPEATED_PLACE, runs=1)
     assert result.runs == 1
@@ -36,7 +47,10 @@ def test_a_world_without_a_log_is_not_compared(monkeypatch: pytest.MonkeyPatch) 
     assert differing_log(draw_case("copies", random_of(SEED, 0)), ()) is None
 
 
-@pytest.fixture(name="both", params=unsteady.UNSTEADY)
+ONE, *OTHERS = unsteady.UNSTEADY
+
+
+@pytest.fixture(name="both", params=[ONE, *(pytest.param(one, marks=pytest.mark.slow) for one in OTHERS)])
 def _both(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plant a bug here and in the processes that this one starts."""
     (tmp_path / "sitecustomize.py").write_text(unsteady.SITE)
