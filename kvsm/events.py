@@ -110,6 +110,7 @@ class SkipReason(str, Enum):
     OLDER_EPOCH = "brought by a load of an older epoch"
     BELOW_THRESHOLD = "offered too seldom"
     DRAINING = "a reset is draining"
+    NOT_ADMITTED = "not admitted: would evict what is wanted sooner"
 
 
 class RejectReason(str, Enum):

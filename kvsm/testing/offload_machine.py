@@ -69,9 +69,11 @@ _OF_A_POLICY = (
     "touched",
     "removed",
     "evicted",
+    "admits",
     "choose",
     "recall",
     "recalled",
+    "refused",
     "snapshot",
     "restore",
 )

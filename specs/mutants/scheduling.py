@@ -47,7 +47,9 @@ SCHEDULING = (
                 f"{_OFFERS}.offer_at_end",
                 """
                 everything = tracked.remote_decode or (
-                    ledger.forgotten_at > tracked.watched_from and self._lost_something(tracked)
+                    not tracked.refused
+                    and ledger.forgotten_at > tracked.watched_from
+                    and self._lost_something(tracked)
                 )
                 """,
                 "everything = tracked.remote_decode",

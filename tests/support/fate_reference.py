@@ -298,6 +298,7 @@ class OutsideBooks:
         device_blocks: Sequence[int],
         again: Sequence[int] = (),
         parents: Mapping[int, bytes] | None = None,
+        wanted: Sequence[int] = (),
     ) -> None:
         """Note an offer of blocks."""
         self._book_skips(span, result, keys, device_blocks, again)
@@ -361,9 +362,11 @@ class OutsideBooks:
         full = len(self.live) >= self._core.config.max_live_transfers
         stored, waits, new, taken = set(result.stored), set(result.deferred), set(), set()
         no_room: list[bytes] = []
+        for place in result.refused:
+            self._skip(span, keys[place], SkipReason.NOT_ADMITTED)
         for place, key in enumerate(keys):
             sources = device_blocks[place * self._chunk : (place + 1) * self._chunk]
-            if self.readable(key):
+            if self.readable(key) or place in result.refused:
                 continue
             under_copy = not busy.isdisjoint(sources)
             if place not in stored | waits:

@@ -39,6 +39,12 @@ def keys_recalled(ledger: LedgerState, event: ev.KeysRecalled) -> None:
     ledger.policy.recalled(event.keys)
 
 
+def store_skipped(ledger: LedgerState, event: ev.StoreSkipped) -> None:
+    """Let the policy record which blocks it has refused. For all other reasons nothing changes."""
+    if event.reason is ev.SkipReason.NOT_ADMITTED:
+        ledger.policy.refused(event.keys)
+
+
 def blocks_evicted(ledger: LedgerState, event: ev.BlocksEvicted) -> None:
     """Remove the policy's victims from the index, and free their slots."""
     victims, moved = unpack(event.slots), unpack(event.moved)

@@ -283,6 +283,7 @@ Verdict cache_reset(Folding *);
 
 /* ledger.c */
 Verdict only_recorded(Folding *);
+Verdict store_skipped(Folding *);
 bool is_ledger_class(PyObject *class); /* whether its instances begin with a `Fold`. false: an error is set */
 PyObject *fold_next(Folding *folding, PyObject *event); /* as `Ledger.apply` in Python */
 void fold_end(Folding *folding);

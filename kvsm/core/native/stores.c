@@ -42,6 +42,12 @@ end:
     return verdict;
 }
 
+/* The policy learns which blocks it has refused. LRU refuses none. */
+Verdict store_skipped(Folding *folding)
+{
+    return lru_queue(field(folding, N_policy)) != NULL ? FOLDED : REFERENCE;
+}
+
 /* Under LRU, whose choices move nothing else. */
 Verdict blocks_evicted(Folding *folding)
 {

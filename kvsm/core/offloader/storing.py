@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from kvsm import events as ev
+from kvsm.core.offloader.admission import Room, may_refuse, refused_places
 from kvsm.core.offloader.arguments import (
     checks_request,
     ids_of,
@@ -53,6 +54,7 @@ class PreparedStore(msgspec.Struct, frozen=True, gc=False):
     evicted: keys that were evicted to make room.
     stored: the places of `keys` in the offer.
     lacks_room: whether some keys were deferred because the host was full.
+    refused: places that the policy did not admit. They need not be offered again by this request.
     """
 
     job: TransferJob | None
@@ -62,6 +64,7 @@ class PreparedStore(msgspec.Struct, frozen=True, gc=False):
     evicted: Sequence[bytes] = ()
     stored: Sequence[int] = ()
     lacks_room: bool = False
+    refused: Sequence[int] = ()
 
 
 class Admission(Enum):
@@ -109,6 +112,7 @@ def store(
     again: Collection[int] = (),
     spared: Collection[int] = (),
     parents: Mapping[int, bytes] = _NONE,
+    wanted: Collection[int] = (),
 ) -> PreparedStore:
     """`prepare_store` for several requests at once, as one transfer.
 
@@ -119,6 +123,7 @@ def store(
     parents: place in the offer -> the key of the preceding block, on the host or in the offer; b"": the block
         begins a prompt. Without an entry, a block follows the one before it in the offer, and the first block
         of a request begins a prompt.
+    wanted: places that the policy may not refuse: another engine waits for these blocks.
     """
     keys = keys_of("store", keys)
     if type(again) not in (tuple, set, frozenset):
@@ -126,7 +131,7 @@ def store(
     if type(spared) not in (tuple, set, frozenset):
         spared = integers("store", "spared", cast(Sequence[int], spared))
     owners, parents = owners_of("store", owners, len(keys)), parents_of("store", parents)
-    return _store(core, "store", owners, keys, device_blocks, again, parents, spared)
+    return _store(core, "store", owners, keys, device_blocks, again, parents, spared, wanted)
 
 
 def _store(
@@ -138,6 +143,7 @@ def _store(
     again: Collection[int],
     parents: Mapping[int, bytes],
     spared: Collection[int] = (),
+    wanted: Collection[int] = (),
 ) -> PreparedStore:
     sources, chunk = checked_device_blocks(core, call, device_blocks), core.config.blocks_per_chunk
     if len(sources) != len(keys) * chunk:
@@ -156,24 +162,33 @@ def _store(
             touch_slots(core, list(resident), runs)
     if not len(new):
         return PreparedStore(None, (), tuple(deferred), len(resident))
-    wanted = keys if len(new) == len(keys) else tuple([keys[place] for place in new])
-    room, choice = _room_for(core, wanted, [*resident, *spared])
+    protected = [*resident, *spared]
+    refused: Sequence[int] = ()
+    if len(new) > len(core.ledger.free):
+        refused = _refused(core, owners, keys, new, parents, protected, wanted)
+    if refused:
+        new = sorted(set(new).difference(refused))
+    stored = keys if len(new) == len(keys) else tuple([keys[place] for place in new])
+    room, choice = _room_for(core, stored, protected)
     lacks_room = room < len(new) and has_room_for_transfer(core)
     if room < len(new):
         reason = SkipReason.POOL_FULL if lacks_room else SkipReason.TOO_MANY_TRANSFERS
         _skip_places(core, owners, keys, new[room:], reason, again)
         deferred = sorted([*deferred, *new[room:]])
-        new, wanted = new[:room], wanted[:room]
+        new, stored = new[:room], stored[:room]
     # Skips were emitted before, because the plan must be the next event after the eviction.
     evicted = () if choice is None else _evict(core, choice)
     job = None
     if room:
         slots = pack(core.ledger.free.first(room))
         runs = _runs(core, owners, parents, keys, new, listed(unpack(slots)))
+        planned = owners
         if len(new) < len(keys):
-            owners, sources = _owners_of(owners, new), _sources_of(core, sources, new)
-        job = _plan_store(core, owners, wanted, slots, sources, runs)
-    return PreparedStore(job, wanted, tuple(deferred), len(resident), evicted, new, lacks_room)
+            planned, sources = _owners_of(owners, new), _sources_of(core, sources, new)
+        job = _plan_store(core, planned, stored, slots, sources, runs)
+    # The policy is told last, so that what it was asked and what it chose come from one state.
+    _skip_places(core, owners, keys, refused, SkipReason.NOT_ADMITTED, ())
+    return PreparedStore(job, stored, tuple(deferred), len(resident), evicted, new, lacks_room, refused)
 
 
 def touch(core: EventEmitter, keys: Sequence[bytes], parents: Mapping[int, bytes] = _NONE) -> None:
@@ -304,8 +319,7 @@ def _runs(
     slots: the current or future slot of each of these blocks.
     later: places of the offer whose blocks are stored by a later event.
     """
-    firsts = {end - count: b"" for (_, count), end in zip(owners, accumulate(count for _, count in owners))}
-    named = {**firsts, **parents}
+    named = _begins(owners, parents)
     begins = sorted(place for place in named if 0 <= place < len(keys))
     stored, waiting = dict[bytes, int](), {keys[place]: place for place in later}
     runs, before = list[tuple[int, int | None]](), -1
@@ -327,6 +341,12 @@ def _runs(
         if parent != (slots[n - 1] if n else own):
             runs.append((n, parent))
     return tuple(runs) if any(parent != slots[n] for n, parent in runs) else ()
+
+
+def _begins(owners: Owners, parents: Mapping[int, bytes]) -> dict[int, bytes]:
+    """Map each place of an offer where a prompt begins or goes on to the key before it; b"" if it begins."""
+    ends = accumulate(count for _, count in owners)
+    return {**{end - count: b"" for (_, count), end in zip(owners, ends)}, **parents}
 
 
 def _parent_key(
@@ -543,6 +563,27 @@ def recall(core: EventEmitter, keys: Sequence[bytes]) -> None:
     recalled = core.ledger.policy.recall(tuple(keys))
     if recalled:
         core.emit(ev.KeysRecalled, keys_of("policy.recall", recalled))
+
+
+def _refused(
+    core: EventEmitter,
+    owners: Owners,
+    keys: Sequence[bytes],
+    new: Sequence[int],
+    parents: Mapping[int, bytes],
+    protected: Sequence[int],
+    wanted: Collection[int],
+) -> Sequence[int]:
+    """Return those of the new places of an offer that the policy refuses."""
+    ledger = core.ledger
+    if not may_refuse(ledger.policy) or not has_room_for_transfer(core):
+        return ()
+    barred = ledger.copied_out.keys() | protected
+    if not owners:  # Blocks of no request, as a lazy store offers them, need not follow each other.
+        parents = {**dict.fromkeys(range(len(keys)), b""), **parents}
+    room = Room(len(ledger.free), _evictable(core, barred), barred)
+    has = ledger.index.__contains__
+    return refused_places(ledger.policy, keys, new, _begins(owners, parents), has, room, wanted)
 
 
 def _evictable(core: EventEmitter, barred: Collection[int]) -> int:

@@ -11,6 +11,9 @@ A block's way through a policy:
 - `busy`: a match pins it; `idle`: its last pin or copy has ended. Together they are one use of the block;
 - `evicted`, `removed` or `clear`: it is no longer stored.
 
+A policy may also refuse to store new blocks that would evict better ones (`admits`). It is told when they
+were refused (`refused`).
+
 A copy to another tier does not count as a use. The policy is not called for it; the block is among the
 `protected` ones of `choose` meanwhile.
 
@@ -51,9 +54,10 @@ class Choice(NamedTuple):
 class EvictionPolicy(Protocol):
     """Eviction order over `capacity` slots.
 
-    `choose`, `recall`, `snapshot` and `freeze` must not change later decisions. All other methods are part of
-    the fold: they must be deterministic, and read nothing but their arguments and the policy's own state. A
-    policy may subclass this class, or only have its methods. `kvsm.testing.OffloadMachine` tests a policy.
+    `admits`, `choose`, `recall`, `snapshot` and `freeze` must not change later decisions. All other methods
+    are part of the fold: they must be deterministic, and read nothing but their arguments and the policy's
+    own state. A policy may subclass this class, or only have its methods. `kvsm.testing.OffloadMachine` tests
+    a policy.
     """
 
     def __init_subclass__(cls, **more: object) -> None:
@@ -114,6 +118,28 @@ class EvictionPolicy(Protocol):
 
         Pure: a second call returns the same.
         """
+
+    def admits(
+        self,
+        keys: Sequence[bytes],  # noqa: ARG002 (a policy that admits every block needs none of them)
+        runs: Sequence[int],
+        free: int,  # noqa: ARG002
+        protected: Collection[int],  # noqa: ARG002
+    ) -> Sequence[int]:
+        """Return how many blocks of each run to store, from its first one on. The other blocks are refused.
+
+        Asked before `choose`, if an offer needs room. This default admits every block. Pure.
+
+        keys: new blocks, run after run.
+        runs: their number in each run. A run has consecutive blocks of one prompt, in prefix order. If the
+            block before a run is not on the host, and not in the offer, the run is refused without asking.
+        free: the number of blocks that need no eviction.
+        protected: as for `choose`, which is asked next.
+        """
+        return runs
+
+    def refused(self, keys: Sequence[bytes]) -> None:
+        """Record that these keys were offered and not admitted. Called by the fold of an event."""
 
     def recall(self, keys: Sequence[bytes]) -> tuple[bytes, ...]:  # noqa: ARG002
         """Return the keys that the policy remembers evicting (ghosts). A policy without ghosts inherits

@@ -1,11 +1,12 @@
 """The lazy store: a block is stored only when it nears eviction from the device.
 
-The engine takes device blocks from the head of its free queue. A block there is safe if it is empty, or if
-the host has its content. A walk keeps the first `target` blocks safe. Each walk starts at the head: between
-two walks the engine may take any block out of the queue or put it back at the tail, which a cursor into the
-queue would miss. To make walks rare, a walk continues until it has passed twice as many safe blocks as it
-needs. The next walk is due when the surplus has left the queue, or when the host has lost a key. Every block
-given to a request counts as having left the queue, so a walk is never too late.
+The engine takes device blocks from the head of its free queue. A block there is safe if it is empty, if the
+host has its content, or if the eviction policy refused it. A walk keeps the first `target` blocks safe. Each
+walk starts at the head: between two walks the engine may take any block out of the queue or put it back at
+the tail, which a cursor into the queue would miss. To make walks rare, a walk continues until it has passed
+twice as many safe blocks as it needs. The next walk is due when the surplus has left the queue, or when the
+host has lost a key. Every block given to a request counts as having left the queue, so a walk is never too
+late.
 
 A walk does not remember positions in the queue, but the blocks whose content the host has, wherever they are:
 it skips them without reading their keys. Such a block is forgotten when a request gets it, because the
@@ -51,8 +52,8 @@ def _walk_due_in(state: WalkState, names: Names) -> int:
     return 0 if names.ledger.forgotten_at > state.walked_at else state.walk_due_in
 
 
-def _outdated(state: WalkState, names: Names) -> list[bytes | None]:
-    return [*map(state.outdated.get, names.blocks)]
+def _left_out(state: WalkState, names: Names) -> list[bytes | None]:
+    return [*map(state.left_out.get, names.blocks)]
 
 
 @declared
@@ -74,9 +75,9 @@ class WalkState(msgspec.Struct):
         Seen(lambda state, names: state.full_at and state.full_at.seen(names.ledger)),
     ] = None
     """The stamp of the last walk, if the host had too little room for it; otherwise None."""
-    outdated: Annotated[dict[int, bytes], filled(_outdated)] = msgspec.field(default_factory=dict)
-    """Block -> the key that the pool still had for it at the last reset; removed when a request gets the
-    block."""
+    left_out: Annotated[dict[int, bytes], filled(_left_out)] = msgspec.field(default_factory=dict)
+    """Block -> its key, if it is not stored until a request gets the block: the pool still had the key at the
+    last reset, or the eviction policy has refused it."""
 
 
 class FreeQueueWalk:
@@ -97,9 +98,9 @@ class FreeQueueWalk:
             state.store_budget = min(state.store_budget + len(blocks), most)
             state.known_safe.difference_update(blocks)
             state.full_at = None
-            if state.outdated:
+            if state.left_out:
                 for block in blocks:
-                    state.outdated.pop(block, None)
+                    state.left_out.pop(block, None)
 
     def restart(self, held: Iterable[int] = ()) -> None:
         """Reset the state: the host has lost all its content. held: the blocks that requests hold.
@@ -111,7 +112,7 @@ class FreeQueueWalk:
         read = [block for store in stores for block in listed(store.device_blocks)]
         blocks = {*self._pool.free_queue(), *held, *read}
         outdated = {block: key for block in sorted(blocks) if (key := key_of(block)) is not None}
-        self.state = WalkState(self._offloader.config.device_blocks, outdated=outdated)
+        self.state = WalkState(self._offloader.config.device_blocks, left_out=outdated)
         if outdated:
             _LOGGER.warning(
                 "the cache was reset, but the device pool still has keys of %d blocks, such as block %d. "
@@ -143,9 +144,10 @@ class FreeQueueWalk:
             blocks += saved.values()
         prepared = self._offloader.store((), keys, blocks)
         state.known_safe.update([blocks[place] for place in prepared.stored])
+        state.left_out.update({blocks[place]: keys[place] for place in prepared.refused})
         still_safe, waits = self._still_safe(safe, prepared), bool(prepared.deferred)
         state.store_budget -= len(prepared.keys)
-        state.full_at = RetryStamp.of(ledger) if waits else None
+        state.full_at = RetryStamp.after(ledger, prepared) if waits else None
         state.walk_due_in = 0 if waits else max(0, still_safe - self._target + 1)
         state.walked_at = ledger.seq
         return prepared.job
@@ -163,7 +165,7 @@ class FreeQueueWalk:
         """Walk the queue. Returns the keys to store, their blocks, and the safe blocks that were passed."""
         ledger, known, enough = self._offloader.ledger, self.state.known_safe, 2 * self._target
         find, stale, key_of = ledger.index.find, ledger.provenance.stale, self._pool.key_of
-        outdated = self.state.outdated
+        left_out = self.state.left_out
         most = min(self.state.store_budget, enough)
         keys: list[bytes] = []
         blocks: list[int] = []
@@ -181,7 +183,7 @@ class FreeQueueWalk:
                 if slot is not None:
                     known.add(block)
                     safe.append(block)
-                elif key is None or key in (stale.get(block), outdated.get(block)):
+                elif key is None or key in (stale.get(block), left_out.get(block)):
                     safe.append(block)
                 elif len(keys) == most:
                     return keys, blocks, safe

@@ -251,12 +251,21 @@ class OfferBatch:
         """Offer the batch. `advance` comes next."""
         if not self.keys:
             return _NOTHING
+        awaited = [run for run in self._runs if run.tracked.remote_decode]
+        wanted = {place for run in awaited for place in range(run.start, run.start + len(run.chunks))}
         return self._offloader.store(
-            self._owners(), self.keys, self.blocks, self._offered_before, parents=self._parents
+            self._owners(),
+            self.keys,
+            self.blocks,
+            self._offered_before,
+            parents=self._parents,
+            wanted=wanted,
         )
 
     def advance(self, prepared: PreparedStore) -> None:
         """Move the cursors of the requests. prepared: the result of `store`."""
+        for place in prepared.refused:
+            self._chunk_at(place)[0].tracked.refused = True
         moved = self._advanced(prepared.deferred)
         if moved:
             self._offloader.advance(moved)

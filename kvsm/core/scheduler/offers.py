@@ -68,10 +68,10 @@ class OffersState(msgspec.Struct):
             return True
         return bool(self.crowded) and (bool(due) or self.names_less(ledger))
 
-    def note_offer(self, ledger: Ledger, crowded: dict[str, Sequence[int]]) -> None:
-        """Note an offer. crowded: its requests with their cursors before it, if chunks had to wait because
-        the host was full; otherwise empty."""
-        self.stamp = RetryStamp.of(ledger)
+    def note_offer(self, ledger: Ledger, prepared: PreparedStore, crowded: dict[str, Sequence[int]]) -> None:
+        """Note an offer and its result. crowded: its requests with their cursors before it, if chunks had to
+        wait because the host was full; otherwise empty."""
+        self.stamp = RetryStamp.after(ledger, prepared)
         self.crowded = crowded if self.stamp.available_slots else {}
 
 
@@ -130,7 +130,7 @@ class StoreOffers:
         prepared = self._offer(batch, add_to_plan)
         crowded = _cursors(ledger, due) if prepared.lacks_room else {}
         batch.advance(prepared)
-        state.note_offer(ledger, crowded)
+        state.note_offer(ledger, prepared, crowded)
         for name, tracked in due.items() if prepared.deferred or state.awaiting else ():
             entry = ledger.requests.get(name)
             if entry is not None and entry.settled != entry.offered:
@@ -142,7 +142,9 @@ class StoreOffers:
         """Offer the unsettled chunks of a request that has just finished, for the last time."""
         ledger = self._offloader.ledger
         everything = tracked.remote_decode or (
-            ledger.forgotten_at > tracked.watched_from and self._lost_something(tracked)
+            not tracked.refused
+            and ledger.forgotten_at > tracked.watched_from
+            and self._lost_something(tracked)
         )
         if not everything and not self._has_more_to_offer(tracked):
             return

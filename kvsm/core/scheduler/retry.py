@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from kvsm.core.ledger import Ledger
 from kvsm.core.ledger.canonical import NOBODY
+from kvsm.core.offloader import PreparedStore
 
 
 class RetryStamp(NamedTuple):
@@ -23,6 +24,12 @@ class RetryStamp(NamedTuple):
     @classmethod
     def of(cls, ledger: Ledger) -> RetryStamp:
         return cls(ledger.ended_at, len(ledger.free) + ledger.evictable())
+
+    @classmethod
+    def after(cls, ledger: Ledger, prepared: PreparedStore) -> RetryStamp:
+        """Return the stamp after an offer. If the policy has refused some blocks, others may wait for a block
+        that is not stored after all: then the next step tries again."""
+        return cls(-1, -1) if prepared.refused and prepared.deferred else cls.of(ledger)
 
     def seen(self, ledger: Ledger) -> int:
         """Return the part that a comparison with later stamps depends on: none if a transfer has ended since,

@@ -42,6 +42,7 @@ class TrackedRequest:
         "name",
         "next_offer",
         "prompt_only",
+        "refused",
         "remote_decode",
         "remote_prefill",
         "request",
@@ -83,6 +84,8 @@ class TrackedRequest:
     """How many tokens must be confirmed before it has something to offer."""
     retried: Annotated[set[bytes], filled(lambda one, _: sorted(one.retried))]
     """Keys whose stores have failed since it got its blocks. It offers each of them again once."""
+    refused: Annotated[bool, KEPT]
+    """Whether the policy has refused one of its blocks. Then it is not asked again about them at its end."""
     remote_decode: Annotated[bool, Dropped(_PARAMETER)]
     remote_prefill: Annotated[HandOverParams | None, Dropped(_PARAMETER)]
     """Where another engine keeps the blocks of its prompt."""
@@ -98,7 +101,7 @@ class TrackedRequest:
         self.asked_keys = [[] for _ in config.groups]
         self.local = self.watched_from = self.next_offer = 0
         self.trusted = self.missed = None
-        self.answered = self.admitted = False
+        self.answered = self.admitted = self.refused = False
         self.loaded = NO_TOKENS
         self.retried = set()
         self._take_parameters(config)

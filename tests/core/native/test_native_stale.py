@@ -60,7 +60,9 @@ def another_kind_of_event(package: Path) -> None:
         tail = tail.replace("\n}\n", f"\n    BlocksSpilled: {row},\n}}\n", 1)
         events.write_text(f"{head}\n{table}: {tail}", encoding="utf-8")
     change(
-        package / "core" / "ledger" / "ledger.py", "\nstore_skipped = ", "\nblocks_spilled = store_skipped = "
+        package / "core" / "ledger" / "ledger.py",
+        "\nreport_rejected = ",
+        "\nblocks_spilled = report_rejected = ",
     )
 
 
