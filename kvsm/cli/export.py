@@ -53,7 +53,8 @@ class CopiedLog(msgspec.Struct, frozen=True, kw_only=True):
     directory: the directory of the copy.
     events: number of events that were copied.
     whole: whether all of the log was copied; false if it is damaged.
-    policy_withheld: whether an eviction policy of another package was replaced by `WithheldPolicy`.
+    policy_withheld: whether an eviction policy of another package, or `auto`, was replaced by
+        `WithheldPolicy`.
     """
 
     log: str
@@ -183,7 +184,10 @@ def _say_copies(copies: list[CopiedLog], renamed: Mapping[str, int]) -> None:
     for one in copies:
         say(f"{one.log}: {one.events:,} events copied to {one.directory}")
         if one.policy_withheld:
-            say(f"{one.log}: its eviction policy is from another package; the copy does not name it")
+            say(
+                f"{one.log}: its eviction policy is from another package, or has hashes of keys: the copy "
+                "does not name it"
+            )
     counts = [f"{count:,} x {what}" for what, count in sorted(renamed.items())]
     say(f"renamed: {', '.join(counts) or 'nothing'}", "kept: numbers, sizes and times")
 

@@ -53,9 +53,11 @@ from typing import NamedTuple
 import msgspec
 
 from kvsm.core.offloader import Offloader, PendingHit
+from kvsm.core.offloader.admission import may_refuse
 from kvsm.core.offloader.matching import may_defer
 from kvsm.core.offloader.storing import recall
 from kvsm.core.plan import TransferJob, WorkerReport
+from kvsm.core.policies import ADMITTING
 from kvsm.errors import ConfigError, LimitReached
 from kvsm.events import Direction, OffloadConfig
 from kvsm.ids import listed, unpack
@@ -152,6 +154,27 @@ def disk_config(host: OffloadConfig, num_slots: int, policy: str = "lru") -> Off
     )
 
 
+def _check_fit(host: Offloader, disk: Offloader) -> None:
+    """Raise `ConfigError` if the two cores cannot be the tiers of one scheduler."""
+    above, below = host.config, disk.config
+    if below.device_blocks != above.host_blocks or below.workers != above.workers:
+        raise ConfigError(
+            f"the disk's core has {below.device_blocks} device blocks and {below.workers} workers; below "
+            f"{above.host_blocks} host slots of {above.workers} workers it needs as many (disk_config)"
+        )
+    if above.transfer_ticks:
+        raise ConfigError(
+            f"transfer_ticks is {above.transfer_ticks}; with a disk tier it must be 0 (host_config). The "
+            "host's core would give up a copy alone; DiskTier.lose does it in both"
+        )
+    for config, core in ((above, host), (below, disk)):
+        if may_refuse(core.ledger.policy):
+            raise ConfigError(
+                f"policy {config.policy!r} refuses stores, and a block that the host refuses would never "
+                f"come to the disk; with a disk tier, choose one of {', '.join(ADMITTING)}"
+            )
+
+
 class DiskTier:
     """Couples the core of a host pool with the core of the disk below it. One scheduler calls all three.
 
@@ -164,7 +187,7 @@ class DiskTier:
     writes: when blocks are written to the disk.
     clock: monotonic time (s), for the pauses after failures of the disk.
 
-    Raises `ConfigError` if the two configurations do not match.
+    Raises `ConfigError` if the two configurations do not match, or if a policy may refuse stores.
     """
 
     def __init__(
@@ -177,17 +200,8 @@ class DiskTier:
         writes: WritePolicy = WritePolicy.THROUGH,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        above, below = host.config, disk.config
-        if below.device_blocks != above.host_blocks or below.workers != above.workers:
-            raise ConfigError(
-                f"the disk's core has {below.device_blocks} device blocks and {below.workers} workers; below "
-                f"{above.host_blocks} host slots of {above.workers} workers it needs as many (disk_config)"
-            )
-        if above.transfer_ticks:
-            raise ConfigError(
-                f"transfer_ticks is {above.transfer_ticks}; with a disk tier it must be 0 (host_config). The "
-                "host's core would give up a copy alone; DiskTier.lose does it in both"
-            )
+        _check_fit(host, disk)
+        above = host.config
         chunk = above.blocks_per_chunk
         self.host, self.disk = host, disk
         self.copies: dict[int, TierCopy] = {}

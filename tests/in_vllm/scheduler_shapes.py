@@ -103,6 +103,7 @@ CHOICES: Mapping[str, Sequence[Any]] = {
     "extra": (
         {},
         {"policy": "arc"},
+        {"policy": "auto"},
         {"policy": "s3fifo", "store_threshold": 2},
         {"prompt_only": True, "last_step": "flush"},
         {"last_step": "flush"},

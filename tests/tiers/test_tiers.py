@@ -18,7 +18,7 @@ from kvsm.core.ledger.invariants import check_ledger
 from kvsm.core.log import MemoryLog
 from kvsm.core.offloader import LookupResult, Offloader, PendingHit
 from kvsm.core.plan import TransferJob, WorkerReport
-from kvsm.core.policies import POLICIES
+from kvsm.core.policies import ADMITTING
 from kvsm.core.scheduler import KVCacheGroup, LastStep, OffloadScheduler, SchedulerConfig, StepOutput
 from kvsm.errors import ConfigError, IllegalTransition, InvalidEvent
 from kvsm.events import Direction, OffloadConfig, StorePlanned
@@ -388,7 +388,7 @@ def test_a_last_step_waits_for_the_copies_to_the_disk_too() -> None:
 # Uses on the host.
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", ADMITTING)
 @pytest.mark.parametrize("writes", WritePolicy)
 def test_a_prompt_that_is_asked_again_and_again_is_on_the_disk(policy: str, writes: WritePolicy) -> None:
     """The host serves it, and a hundred others that are asked once go to the disk meanwhile."""
@@ -441,7 +441,13 @@ def test_a_smaller_disk_keeps_what_was_used_last() -> None:
     assert [*map(tiers.tier.has, KEYS[:3])] == [True, False, True]
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+def test_a_policy_that_refuses_stores_is_refused() -> None:
+    """What the host refuses would never come to the disk, and nobody would know why."""
+    with pytest.raises(ConfigError, match=r"policy 'auto' refuses stores.*choose one of lru"):
+        Tiers(policy="auto")
+
+
+@pytest.mark.parametrize("policy", ADMITTING)
 def test_a_disk_as_large_as_the_host_keeps_what_the_host_has(policy: str) -> None:
     """Even when a key that its policy remembers changes the order of eviction."""
     for seed in range(20):
@@ -532,7 +538,7 @@ def test_one_step_looks_at_a_piece_of_what_leaves_next(monkeypatch: pytest.Monke
     assert not any(map(tiers.tier.has, set(many) - {*next_to_go}))
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", ADMITTING)
 def test_an_idle_engine_stops_writing_next_victims_to_a_small_disk(policy: str) -> None:
     """Progress (S9), although the next victims evict each other from the disk."""
     tiers = written_back(host_blocks=12, disk=2, policy=policy)

@@ -18,8 +18,12 @@ POLICIES = {
     "s3fifo": "kvsm.core.policies.s3fifo:S3FIFOPolicy",
     "slru": "kvsm.core.policies.slru:SLRUPolicy",
     "sieve": "kvsm.core.policies.sieve:SIEVEPolicy",
+    "auto": "kvsm.core.policies.auto:AutoPolicy",
 }
 """The built-in policies: name -> import path."""
+
+ADMITTING = tuple(name for name in POLICIES if name != "auto")
+"""The built-in policies that admit every block."""
 
 WITHHELD = "kvsm.core.policies.withheld:WithheldPolicy"
 """The policy that a redacted log names in place of one of another package."""
@@ -76,4 +80,4 @@ _LONGEST_SHOWN = 100
 
 _METHODS = ["__len__", "__contains__", *(name for name in vars(EvictionPolicy) if not name.startswith("_"))]
 
-__all__ = ["POLICIES", "WITHHELD", "Choice", "EvictionPolicy", "make_policy", "refuse_foreign"]
+__all__ = ["ADMITTING", "POLICIES", "WITHHELD", "Choice", "EvictionPolicy", "make_policy", "refuse_foreign"]

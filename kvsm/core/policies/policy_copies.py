@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Generator, Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import numpy as np
@@ -205,6 +205,88 @@ class KeysCopy(_FollowingPart):
                 keys = [self._kept.key_of(one, self._key_of) for one in some]
                 self._pieces.append(b"".join(map(_ENCODER.encode, keys)))
                 yield _OF_A_KEY * len(keys)
+
+
+class ColumnCopy(PolicyPart):
+    """The numbers of a `Column`, at the moment of the copy."""
+
+    _BITS = 13
+    """A page has this power of two of numbers."""
+
+    def __init__(self, values: NDArray[Any]) -> None:
+        self._values = values
+        self._pages: list[bytes] = []
+        self._saved: dict[int, bytes] = {}
+        """Page -> its bytes before its first change, for pages that are not written yet."""
+        self._count = -(-len(values) >> self._BITS)
+        self._dropped = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether old values must be saved for it."""
+        return len(self._pages) < self._count and not self._dropped
+
+    def keep(self, places: NDArray[np.int64]) -> None:
+        """Save the pages of these places, which are about to change."""
+        for page in set((places >> self._BITS).tolist()):
+            if page >= len(self._pages) and page not in self._saved:
+                self._saved[page] = self._page(page)
+
+    def _page(self, page: int) -> bytes:
+        return self._values[page << self._BITS : (page + 1) << self._BITS].tobytes()
+
+    def go_on(self, left: int) -> int:
+        """As `PolicyPart.go_on`."""
+        if self._dropped:
+            raise RuntimeError("this copy of the state was dropped")
+        while left > 0 and len(self._pages) < self._count:
+            page = len(self._pages)
+            saved = self._saved.pop(page, None)
+            self._pages.append(self._page(page) if saved is None else saved)
+            left -= _OF_A_CUT
+        return max(left, 0)
+
+    def pieces(self) -> Sequence[bytes]:
+        """As `PolicyPart.pieces`."""
+        return [bytes_head(sum(map(len, self._pages))), *self._pages]
+
+    def drop(self) -> None:
+        """As `PolicyPart.drop`."""
+        self._dropped = self._dropped or self.is_open
+        self._saved.clear()
+
+
+class Column:
+    """An array of a policy that is copied in pieces while it changes. kind: such as "<i8"."""
+
+    def __init__(self, size: int, kind: str) -> None:
+        self.values: NDArray[Any] = np.zeros(size, dtype=kind)
+        """The numbers. Change them with `put` only."""
+        self._copy: ColumnCopy | None = None
+
+    def put(self, places: NDArray[np.int64], values: Any) -> None:
+        """Change the numbers at these places."""
+        if self._copy is not None and self._copy.is_open:
+            self._copy.keep(places)
+        self.values[places] = values
+
+    def snapshot(self) -> bytes:
+        """Return all numbers as bytes."""
+        return self.values.tobytes()
+
+    def freeze(self) -> ColumnCopy:
+        """Begin a copy of what `snapshot` returns now. An earlier copy is dropped."""
+        if self._copy is not None:
+            self._copy.drop()
+        self._copy = ColumnCopy(self.values)
+        return self._copy
+
+    def restore(self, state: bytes) -> None:
+        """Restore what `snapshot` saved. Raises `ValueError` if it is of a column of another size."""
+        saved = np.frombuffer(state, self.values.dtype)
+        if len(saved) != len(self.values):
+            raise ValueError(f"the snapshot has {len(saved)} numbers; this pool needs {len(self.values)}")
+        self.values[:] = saved
 
 
 class PolicyCopy:

@@ -1,7 +1,8 @@
-"""The eviction policy of a redacted log whose engine used a policy of another package.
+"""The eviction policy of a redacted log whose engine used a policy of another package, or `auto`.
 
-`kvsm export --redact` withholds the name of that policy, so no reader can run its code. A fold asks its
-policy only which blocks are idle; the events say which of them were evicted.
+`kvsm export --redact` withholds the name of that policy, so no reader can run its code. The state of `auto`
+has hashes of keys, which cannot be renamed. A fold asks its policy only which blocks are idle; the events say
+which of them were evicted.
 """
 
 # ruff: noqa: ARG002 (the protocol names arguments that this policy does not need)

@@ -40,7 +40,7 @@ class RedactedLog(msgspec.Struct, frozen=True, kw_only=True):
     directory: the directory of the copy.
     events: the number of events that were copied.
     damage: why the copy ends before the log does; None if all of the log was copied.
-    withheld: whether an eviction policy of another package was replaced.
+    withheld: whether an eviction policy of another package, or `auto`, was replaced.
     fetches: the copies from the disk, if this is the host's log: their transfers.
     """
 

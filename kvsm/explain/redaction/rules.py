@@ -23,7 +23,7 @@ from kvsm.core.ledger.snapshot import SavedLedger, restore
 from kvsm.core.log import SegmentHead, SegmentTail
 from kvsm.core.log.minutes import CopyCounts, Minute, SegmentMinutes, encode_counts
 from kvsm.core.log.trust import Trust
-from kvsm.core.policies import POLICIES, WITHHELD
+from kvsm.core.policies import WITHHELD
 from kvsm.core.policies.arc import ARCState
 from kvsm.core.policies.s3fifo import S3FIFOState
 from kvsm.errors import ConfigError, KvsmError
@@ -65,8 +65,8 @@ class Redactor:
         self._copies: set[str] = set()
         """Live requests that stand for copies to or from another tier."""
         self.withheld = False
-        """Whether a policy of another package was found. All later configurations name `WITHHELD`, because
-        the order in which that policy left the blocks for the next one is unknown."""
+        """Whether a policy was found that is not in `POLICY_STATES`. All later configurations name
+        `WITHHELD`, because the order in which that policy left the blocks for the next one is unknown."""
 
     def redacted(self, record: _Record) -> _Record:
         """Return the record with new names. Raises `ConfigError` for a field without a rule."""
@@ -92,7 +92,7 @@ class Redactor:
 
     def policy(self, name: str) -> str:
         """Return the policy that the copy names."""
-        if name not in POLICIES:
+        if name not in POLICY_STATES:
             self.withheld = True
         return WITHHELD if self.withheld else name
 
@@ -455,7 +455,8 @@ POLICY_STATES: dict[str, type[msgspec.Struct] | None] = {
     "slru": None,
     "sieve": None,
 }
-"""Built-in policy -> the type of its saved state; None if that holds only numbers."""
+"""Built-in policy -> the type of its saved state; None if that holds only numbers. The state of `auto` has
+hashes of keys, which cannot get new names."""
 
 
 def rules_of(kind: type[msgspec.Struct]) -> dict[str, Rule]:

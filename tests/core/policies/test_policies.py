@@ -28,7 +28,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from places import ROOT
 
 from examples import examples
-from kvsm.core.policies import POLICIES, Choice, EvictionPolicy, make_policy, refuse_foreign
+from kvsm.core.policies import ADMITTING, POLICIES, Choice, EvictionPolicy, make_policy, refuse_foreign
 from kvsm.core.policies.arc import ARCState
 from kvsm.core.policies.lru import LRUPolicy
 from kvsm.core.policies.policy_copies import PolicyCopy
@@ -39,7 +39,8 @@ from kvsm.ids import NO_IDS, SMALL, IdArray
 from kvsm.testing import OffloadMachine
 
 EXAMPLES = [pytest.param(examples(120), id="fast"), pytest.param(1_000, id="slow", marks=pytest.mark.slow)]
-NAMES = sorted(POLICIES)
+NAMES = sorted(ADMITTING)
+"""`auto` has tests of its own: `test_auto.py`."""
 
 
 def put(queue: list[int], slot: int, parent: int | None) -> None:

@@ -17,7 +17,7 @@ from kvsm.core import native
 from kvsm.core.ledger.snapshot import digest, restore, snapshot
 from kvsm.core.log import MemoryLog
 from kvsm.core.offloader import Offloader
-from kvsm.core.policies import POLICIES
+from kvsm.core.policies import ADMITTING
 from kvsm.errors import InvalidEvent
 from kvsm.events import BlocksTouched, OffloadConfig, StorePlanned
 from kvsm.ids import SMALL, to_list
@@ -25,7 +25,8 @@ from kvsm.ids import SMALL, to_list
 Body = Callable[[], AbstractContextManager[None]]
 BODIES = [pytest.param(native.without, id="Python"), pytest.param(nullcontext, id="native")]
 EXAMPLES = [pytest.param(examples(60), id="fast"), pytest.param(400, id="slow", marks=pytest.mark.slow)]
-EVERY_POLICY = pytest.mark.parametrize("policy", sorted(POLICIES))
+EVERY_POLICY = pytest.mark.parametrize("policy", sorted(ADMITTING))
+"""`auto` has no order of its own: it goes by what it has learned."""
 EITHER_BODY = pytest.mark.parametrize("body", BODIES)
 
 
@@ -298,7 +299,7 @@ def test_a_restart_keeps_the_order_of_prompts(body: Body, policy: str, blocks: i
         core.match("holds", held)
         core.match("loads", loaded)
         core.prepare_load("loads", range(len(loaded)))
-        for other in POLICIES:
+        for other in ADMITTING:
             config = msgspec.structs.replace(core.config, policy=other)
             found = order(Offloader.restarted(restore(snapshot(core.ledger)), config))
             assert [key for key in found if key in held] == held[::-1], other
@@ -308,7 +309,7 @@ def test_a_restart_keeps_the_order_of_prompts(body: Body, policy: str, blocks: i
 
 
 @EITHER_BODY
-@pytest.mark.parametrize("policy", sorted(POLICIES.keys() - {"s3fifo"}))
+@pytest.mark.parametrize("policy", sorted({*ADMITTING} - {"s3fifo"}))
 def test_an_import_continues_what_the_host_has(body: Body, policy: str) -> None:
     """And what the caller names. Not under S3-FIFO, where what continues a used block enters at the end."""
     with body():

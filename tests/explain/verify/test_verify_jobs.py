@@ -218,7 +218,7 @@ def test_changed_logs_are_answered_alike_in_one_pass_and_in_parts(tmp_path: Path
     """The same first event, properties, words and damage, whatever was changed in whatever segment."""
     logs = []
     for number, policy in enumerate(POLICIES):
-        writer = {"segment_bytes": 1500, "max_bytes": 15_000 if number % 2 else None}
+        writer = {"segment_bytes": 1500, "max_bytes": 40_000 if number % 2 else None}
         random_life(number, 250, tmp_path / policy, writer=writer, policy=policy).close()
         logs.append(read_plain(tmp_path / policy))
         assert len(logs[-1]) > 3

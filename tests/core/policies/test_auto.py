@@ -1,0 +1,273 @@
+"""The policy `auto`: what it learns, what it refuses, and the parts that it is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import run_state_machine_as_test
+
+from kvsm.check.worlds.refusing_policy import REFUSING
+from kvsm.core.offloader import Offloader
+from kvsm.core.policies import make_policy
+from kvsm.core.policies.auto import AutoPolicy
+from kvsm.core.policies.policy_copies import Column
+from kvsm.core.policies.reuse_ages import ReuseAges
+from kvsm.core.policies.seen_keys import SeenKeys, _hashes
+from kvsm.events import OffloadConfig
+from kvsm.testing import OffloadMachine
+
+# What it serves.
+
+
+def served(policy: str, slots: int, prompts: Sequence[Sequence[bytes]]) -> float:
+    """The share of all blocks that the host serves, if each prompt is a request after the one before."""
+    core = Offloader(OffloadConfig(host_blocks=slots, device_blocks=64, policy=policy))
+    hits = 0
+    for number, keys in enumerate(prompts):
+        name = f"r{number}"
+        core.arrive(name)
+        found = core.match(name, keys).hits
+        if found:
+            load = core.prepare_load(name, range(found))
+            assert load is not None
+            core.submit([load.transfer])
+            core.complete_load(load.transfer)
+        store = core.prepare_store(name, keys[found:], range(found, len(keys)))
+        if store.job is not None:
+            core.submit([store.job.transfer])
+            core.complete_store(store.job.transfer)
+        core.finish(name)
+        hits += found
+    return hits / sum(map(len, prompts))
+
+
+def prompt(name: int, blocks: int = 10) -> list[bytes]:
+    return [b"%d.%d" % (name, block) for block in range(blocks)]
+
+
+def test_sessions_that_take_turns_keep_their_part_of_the_pool() -> None:
+    """LRU evicts each session right before its turn."""
+    turns = [prompt(number % 8) for number in range(400)]
+    assert served("lru", 40, turns) == 0
+    assert served("auto", 40, turns) > 0.4
+
+
+def test_prompts_that_never_return_evict_no_hot_prefix() -> None:
+    random = Random(1)
+    prompts = [prompt(random.randrange(6)) if random.random() < 0.5 else prompt(100 + n) for n in range(600)]
+    assert served("lru", 40, prompts) < 0.15
+    assert served("auto", 40, prompts) > 0.25
+
+
+def test_what_comes_back_at_once_or_never_is_served_as_by_lru() -> None:
+    prompts = [prompt(number // 4) for number in range(600)]
+    assert served("auto", 40, prompts) == served("lru", 40, prompts) == 0.75
+
+
+def test_a_working_set_that_moves_is_followed() -> None:
+    random = Random(2)
+    sets = [[prompt(100 * at + random.randrange(4)) for _ in range(300)] for at in range(4)]
+    assert served("auto", 40, [one for part in sets for one in part]) > 0.9
+
+
+# What counts as a use.
+
+
+def state_of(policy: AutoPolicy) -> tuple[int, int]:
+    """The uses of the block in slot 0, and how many uses of all blocks were counted for the estimate."""
+    return int(policy._uses.values[0]), policy._ages._counted
+
+
+def with_block(capacity: int = 160) -> AutoPolicy:
+    policy = make_policy("auto", capacity)
+    assert isinstance(policy, AutoPolicy)
+    policy.admitted((0,), (b"k",))
+    return policy
+
+
+def use(policy: AutoPolicy, slot: int = 0) -> None:
+    policy.busy((slot,))
+    policy.idle((slot,))
+
+
+def others(policy: AutoPolicy, uses: int) -> None:
+    """Let other blocks be used."""
+    policy.admitted((1,), (b"other",))
+    for _ in range(uses - 1):
+        use(policy, 1)
+
+
+def test_a_second_use_soon_after_the_first_is_the_same_use() -> None:
+    policy = with_block()
+    others(policy, 20)
+    use(policy)
+    assert state_of(policy)[0] == 1
+    use(policy)
+    assert state_of(policy)[0] == 1
+
+
+def test_a_touch_is_a_use() -> None:
+    """The device had the block, but it was asked for."""
+    policy = with_block()
+    others(policy, 20)
+    policy.touched((0,))
+    assert state_of(policy)[0] == 1
+
+
+@pytest.mark.parametrize("leaves", ["evicted", "refused"])
+def test_a_key_that_returns_is_known(leaves: str) -> None:
+    """It counts as used once before, although it was not in the pool meanwhile."""
+    policy = with_block()
+    if leaves == "evicted":
+        choice = policy.choose(1, ())
+        assert choice is not None
+        policy.evicted(choice, (b"k",))
+    else:
+        policy.removed((0,))
+        policy.refused((b"k",))
+    others(policy, 20)
+    policy.admitted((0,), (b"k",))
+    assert state_of(policy)[0] == 1
+
+
+# The life table.
+
+OBSERVED = st.lists(st.tuples(st.sampled_from(["hit", "lost", "waiting"]), st.integers(0, 200)), max_size=60)
+
+
+@given(OBSERVED)
+def test_the_worth_is_the_best_ratio_of_chance_to_time(seen: list[tuple[str, int]]) -> None:
+    """Computed from its definition: of the blocks that reached a range, the share that was used there."""
+    ages = ReuseAges(1, 10)
+    begins = ages._begins.tolist()
+    ends = [*begins[1:], begins[-1] + ages._widths[-1]]
+
+    def all_of(kind: str) -> tuple[np.ndarray, np.ndarray]:
+        found = np.array([age for one, age in seen if one == kind], dtype=np.int64)
+        return np.zeros_like(found), found
+
+    ages.hit(*all_of("hit"))
+    ages.lose(*all_of("lost"))
+    ages.learn(ages.waiting(*all_of("waiting"), 1))
+
+    chances = []
+    for begin, end in zip(begins, [*begins[1:], 1 << 60]):
+        inside = [kind for kind, age in seen if begin <= age < end]
+        hits, beyond = inside.count("hit"), sum(age >= end for _, age in seen)
+        reached = beyond + hits + (len(inside) - hits) / 2
+        chances.append(hits / reached if reached else 0.0)
+    for first, begin in enumerate(begins):
+        ratios = [0.0]
+        for last in range(first, len(begins)):
+            lives = [np.prod([1 - chance for chance in chances[first:at]]) for at in range(first, last + 1)]
+            gained = sum(alive * chance for alive, chance in zip(lives, chances[first : last + 1]))
+            widths = [end - start for start, end in zip(begins[first:], ends[first : last + 1])]
+            taken = sum(
+                alive * width * (1 - chance / 2)
+                for alive, width, chance in zip(lives, widths, chances[first : last + 1])
+            )
+            ratios.append(float(gained / taken))
+        worth = float(ages.worth(np.array([0]), np.array([begin]))[0])
+        assert worth == pytest.approx(max(ratios), rel=1e-9)
+
+
+def test_blocks_that_wait_lower_the_worth() -> None:
+    """Without them only blocks that came back would count."""
+    first = np.array([0])
+    ages = ReuseAges(1, 100)
+    ages.hit(first, np.array([50]))
+    ages.learn(ages.waiting(first[:0], first[:0], 1))
+    alone = ages.worth(first, first)[0]
+    ages.learn(ages.waiting(np.zeros(9, np.int64), np.full(9, 900), 1))
+    assert ages.worth(first, first)[0] < alone / 5
+
+
+def test_old_counts_fade() -> None:
+    ages = ReuseAges(1, 16)
+    for _ in range(300):
+        ages.hit(np.array([0]), np.array([20]))
+    ages.learn(ages.waiting(np.zeros(0, np.int64), np.zeros(0, np.int64), 1))
+    assert int(ages._hits.sum()) == 150
+
+
+# The keys that it remembers.
+
+
+class SeenModel:
+    """A dict in place of each row."""
+
+    def __init__(self, table: SeenKeys) -> None:
+        self.table = table
+        self.rows: dict[int, dict[bytes, tuple[int, int]]] = {}
+
+    def row(self, key: bytes) -> dict[bytes, tuple[int, int]]:
+        return self.rows.setdefault(int(self.table._rows_of(_hashes([key]))[0]), {})
+
+    def add(self, key: bytes, uses: int, last: int) -> list[tuple[int, int]]:
+        row, lost = self.row(key), []
+        if key not in row and len(row) == 8:
+            oldest = min(row, key=lambda one: row[one][1])
+            lost.append(row.pop(oldest))
+        row[key] = uses, last
+        return lost
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=12, unique=True), max_size=30), st.randoms()
+)
+def test_the_table_of_seen_keys_forgets_the_oldest_of_a_row(batches: list[list[int]], random: Random) -> None:
+    table = SeenKeys(24)
+    model = SeenModel(table)
+    for clock, batch in enumerate(batches, 1):
+        keys = [b"key %d" % number for number in batch]
+        if random.random() < 0.2:
+            taken = table.take(keys)
+            gone = [model.row(key).pop(key, (-1, 0)) for key in keys]
+            assert list(zip(taken.uses.tolist(), taken.last.tolist())) == gone
+            continue
+        last = [100 * clock + place for place in range(len(keys))]
+        uses = [random.randrange(3) for _ in keys]
+        lost = table.add(keys, np.array(uses), np.array(last))
+        expected = [gone for one in zip(keys, uses, last) for gone in model.add(*one)]
+        assert sorted(zip(lost.uses.tolist(), lost.last.tolist())) == sorted(expected)
+        every = [b"key %d" % number for number in range(100)]
+        found = table.find(every)
+        known = [model.row(key).get(key, (-1, 0)) for key in every]
+        assert list(zip(found.uses.tolist(), found.last.tolist())) == known
+
+
+def test_a_snapshot_of_another_pool_is_refused() -> None:
+    with pytest.raises(ValueError, match="has 200 numbers; this pool needs 100"):
+        make_policy("auto", 100).restore(make_policy("auto", 200).snapshot())
+
+
+@given(st.lists(st.lists(st.integers(0, 40_000), max_size=5), max_size=8), st.integers(0, 2000))
+def test_a_copy_of_a_column_in_pieces_is_the_column_of_its_moment(
+    changes: list[list[int]], left: int
+) -> None:
+    column = Column(40_001, "<i8")
+    for number, places in enumerate(changes, 1):
+        column.put(np.array(places, dtype=np.int64), number)
+    whole, copy = column.snapshot(), column.freeze()
+    for number, places in enumerate(changes, 100):
+        copy.go_on(left)
+        column.put(np.array(places, dtype=np.int64), number)
+    assert copy.go_on(1 << 30)
+    assert msgspec.msgpack.decode(b"".join(copy.pieces())) == whole
+
+
+# In an engine.
+
+
+@pytest.mark.parametrize("policy", ["auto", REFUSING])
+def test_keeps_its_word_in_the_whole_core(policy: str) -> None:
+    """Under the small engine: what it chooses is idle, and a restored one chooses the same (S3, S10)."""
+    machine = type("Machine", (OffloadMachine,), {"policy": policy})
+    limits = settings(machine.TestCase.settings, max_examples=8, derandomize=True, database=None)
+    run_state_machine_as_test(machine, settings=limits)
