@@ -9,10 +9,10 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
+from kvsm.check.worlds.drawn_policies import draw_policy
 from kvsm.check.worlds.serving_world import Budgets, RequestSpec
 from kvsm.check.worlds.small_request import HASH_TOKENS
 from kvsm.check.worlds.wider_serving import WiderOptions, WiderServing
-from kvsm.core.policies import POLICIES
 from kvsm.core.scheduler import GroupKind, KVCacheGroup, LastStep, StoreMode
 
 
@@ -79,7 +79,7 @@ def partial_hits(random: Random) -> WiderServing:
         groups=groups,
         references=random.random() < 0.7,
         prefix_cache=random.random() < 0.2,
-        policy=random.choice(tuple(POLICIES)),
+        policy=draw_policy(random),
         budgets=Budgets(
             partial=random.choice((50, 200)),
             failures=random.choice((0, 0, 10)),
@@ -105,7 +105,7 @@ def chunks_and_drafts(random: Random) -> WiderServing:
         prefix_cache=random.random() < 0.5,
         asynchronous=random.random() < 0.3,
         blocks_per_chunk=random.choice((1, 2)),
-        policy=random.choice(tuple(POLICIES)),
+        policy=draw_policy(random),
         budgets=Budgets(preemptions=random.choice((0, 10)), waits=random.choice((0, 50))),
     )
 

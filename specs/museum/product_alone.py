@@ -62,6 +62,7 @@ RUNS = {
     "workers": 200,
     "audited": 100,
     "wrong-books": 50,
+    "admission": 200,
     "whole": 80,
 }
 """Target of `kvsm fuzz` -> the number of its runs: about 10 s of CPU time each."""

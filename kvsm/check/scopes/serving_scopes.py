@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from msgspec import structs
 
 from kvsm.check.explore.live_model import LiveModel, WorldScope
+from kvsm.check.worlds.refusing_policy import REFUSING
 from kvsm.check.worlds.serving_goals import (
     EVICTED,
     FLUSHED,
@@ -20,6 +21,7 @@ from kvsm.check.worlds.serving_goals import (
     LOADED,
     OVER_UNDER_LOAD,
     PREEMPTED,
+    REFUSED,
     REPORT_REFUSED,
     RESET_UNDER_LOAD,
     RESET_UNDER_STORE,
@@ -166,6 +168,8 @@ def _small_scopes() -> Iterator[WorldScope]:
             (KEY_WAITS, WAITS_FOR_STORE, OVER_UNDER_LOAD),
         ),
         ("router", _with(_ROUTED), (EVICTED,)),
+        ("refusals", _with(structs.replace(whole, policy=REFUSING), failures=1, preemptions=1), (REFUSED,)),
+        ("refusals-lazy", _with(structs.replace(_LAZY, slots=1, policy=REFUSING), resets=1), (REFUSED,)),
     ):
         yield WorldScope(name, options, (LOADED, *meets))
 

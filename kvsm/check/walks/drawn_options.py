@@ -9,12 +9,12 @@ import msgspec
 from kvsm.check.worlds.books import AuditedOptions, WrongBooksOptions
 from kvsm.check.worlds.copy_world import CopyEngineWorldOptions
 from kvsm.check.worlds.core_options import CoreOptions, draw_options
+from kvsm.check.worlds.drawn_policies import draw_policy
 from kvsm.check.worlds.log_ahead import LogAheadOptions
 from kvsm.check.worlds.serving_world import Budgets, RequestSpec, ServingOptions
 from kvsm.check.worlds.skewed_core import SkewedCoreOptions
 from kvsm.check.worlds.small_request import HASH_TOKENS
 from kvsm.check.worlds.two_tiers import TwoTierOptions
-from kvsm.core.policies import POLICIES
 from kvsm.core.scheduler import GroupKind, KVCacheGroup, LastStep, StoreMode
 from kvsm.tiers import WritePolicy
 
@@ -46,7 +46,7 @@ def draw_serving(random: Random) -> ServingOptions:
         asynchronous=random.random() < 0.3,
         chunk_tokens=random.choice((3, HASH_TOKENS, 64)),
         lazy_target_blocks=random.randint(1, 4),
-        policy=random.choice(tuple(POLICIES)),
+        policy=draw_policy(random),
         blocks_per_chunk=1 if lazy else random.choice((1, 1, 2)),
         store_threshold=1 if lazy else random.choice((1, 1, 2)),
         max_live_transfers=random.randint(2, 8),
@@ -162,7 +162,7 @@ def draw_large_core(random: Random) -> SkewedCoreOptions:
         host_blocks=random.randint(length, 3 * length // 2),
         chunks=random.randint(2 * length, 3 * length),
         workers=1,
-        policy=random.choice(tuple(POLICIES)),
+        policy=draw_policy(random),
         max_live_transfers=random.randint(3, 6),
         defer_ticks=0,
         transfer_ticks=0,
@@ -195,7 +195,7 @@ def draw_crowded_core(random: Random) -> SkewedCoreOptions:
         chunks=random.randint(3, 5),
         workers=1,
         blocks_per_chunk=random.choice((1, 2)),
-        policy=random.choice(tuple(POLICIES)),
+        policy=draw_policy(random),
         max_live_transfers=random.randint(2, 6),
         defer_ticks=random.choice((0, 1)),
         transfer_ticks=random.choice((0, 2)),

@@ -21,6 +21,7 @@ from kvsm.check.worlds.core_options import CoreOptions
 from kvsm.check.worlds.era_world import EraOptions
 from kvsm.check.worlds.hand_over_options import HandOverWorldOptions
 from kvsm.check.worlds.policy_world import PolicyWorldOptions
+from kvsm.check.worlds.refusing_policy import REFUSING
 from kvsm.check.worlds.serving_world import RequestSpec, ServingOptions
 from kvsm.check.worlds.skewed_core import SkewedCoreOptions
 from kvsm.check.worlds.two_tiers import TwoTierOptions
@@ -47,7 +48,7 @@ class Named(NamedTuple):
     harmless: Collection[Any] = ()
 
 
-_POLICY = Named("code of an eviction policy", "--allow-policy", tuple(POLICIES))
+_POLICY = Named("code of an eviction policy", "--allow-policy", (*POLICIES, REFUSING))
 
 TEXTS: Mapping[type[msgspec.Struct], Mapping[str, Named | None]] = {
     CoreOptions: {"policy": _POLICY},

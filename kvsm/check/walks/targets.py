@@ -30,7 +30,7 @@ from kvsm.check.worlds.disk_world import DiskWorld, DiskWorldOptions, draw_disk_
 from kvsm.check.worlds.era_world import EraOptions, EraWorld, draw_era_options
 from kvsm.check.worlds.hand_over_options import HandOverWorldOptions, draw_hand_over_options
 from kvsm.check.worlds.hand_over_world import HandOverWorld
-from kvsm.check.worlds.layer_options import draw_layers
+from kvsm.check.worlds.layer_options import draw_admission, draw_layers
 from kvsm.check.worlds.log_ahead import LogAheadOptions, LogAheadWorld
 from kvsm.check.worlds.log_world import FailingLogWorld, LogWorldOptions, draw_log_options
 from kvsm.check.worlds.policy_world import PolicyWorld, PolicyWorldOptions, draw_policy_options
@@ -249,6 +249,13 @@ TARGETS: dict[str, WalkTarget] = {
         draw_policy_options,
         2,
         has_log=False,
+    ),
+    "admission": WalkTarget(
+        "layers with a policy that refuses stores",
+        WiderOptions,
+        WiderServing,
+        draw_admission,
+        2,
     ),
     "whole": WalkTarget(
         "the scheduler with layers of every kind, a host pool, the disk tier and a log, with restarts",

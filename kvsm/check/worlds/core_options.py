@@ -6,7 +6,7 @@ from random import Random
 
 import msgspec
 
-from kvsm.core.policies import POLICIES
+from kvsm.check.worlds.drawn_policies import draw_policy
 from kvsm.errors import ConfigError
 from kvsm.events import OffloadConfig
 
@@ -79,7 +79,7 @@ def draw_options(random: Random) -> CoreOptions:
         chunks=random.randint(2 * length, 3 * length) if long else random.randint(3, 8),
         workers=random.choice((1, 2, 2, 3)),
         blocks_per_chunk=random.choice((1, 1, 2)),
-        policy=random.choice(tuple(POLICIES)),
+        policy=draw_policy(random),
         max_live_transfers=random.randint(2, 6),
         defer_ticks=random.choice((0, 1, 3)),
         transfer_ticks=random.choice((0, 2, 6)),

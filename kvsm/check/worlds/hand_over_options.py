@@ -6,8 +6,8 @@ from random import Random
 
 import msgspec
 
+from kvsm.check.worlds.drawn_policies import draw_policy
 from kvsm.check.worlds.small_request import HASH_TOKENS
-from kvsm.core.policies import POLICIES
 from kvsm.core.scheduler import GroupKind, KVCacheGroup, SchedulerConfig
 from kvsm.errors import ConfigError
 from kvsm.events import OffloadConfig
@@ -97,7 +97,7 @@ def draw_hand_over_options(random: Random) -> HandOverWorldOptions:
         decode_slots=random.randint(max(1, per_prompt - 1), per_prompt + 1),
         workers=random.choice((1, 2, 2)),
         blocks_per_chunk=random.choice((1, 1, 2)),
-        policy=random.choice(tuple(POLICIES)),
+        policy=draw_policy(random),
         prompts=random.randint(2, 12),
         length=length,
         window=window,

@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
+import msgspec
+
+from kvsm.check.worlds.drawn_policies import draw_policy
+from kvsm.check.worlds.refusing_policy import REFUSING
 from kvsm.check.worlds.serving_world import Budgets, RequestSpec
 from kvsm.check.worlds.small_request import HASH_TOKENS
 from kvsm.check.worlds.wider_serving import WiderOptions
-from kvsm.core.policies import POLICIES
 from kvsm.core.scheduler import GroupKind, KVCacheGroup, LastStep, StoreMode
 
 _MOST_GROUPS = 3
@@ -48,7 +51,7 @@ def draw_layers(random: Random) -> WiderOptions:
         drafts=random.randint(1, HASH_TOKENS) if drafts else 0,
         chunk_tokens=HASH_TOKENS if has_states else random.choice((3, HASH_TOKENS, 64)),
         lazy_target_blocks=random.randint(1, 4),
-        policy=random.choice(tuple(POLICIES)),
+        policy=draw_policy(random),
         blocks_per_chunk=1 if lazy or has_states else random.choice((1, 1, 2, 3)),
         store_threshold=threshold,
         max_live_transfers=random.randint(2, 8),
@@ -59,6 +62,11 @@ def draw_layers(random: Random) -> WiderOptions:
         checks_stores=threshold == 1,
         budgets=budgets,
     )
+
+
+def draw_admission(random: Random) -> WiderOptions:
+    """Draw options of `draw_layers`, with a policy that refuses stores."""
+    return msgspec.structs.replace(draw_layers(random), policy=random.choice(("auto", REFUSING)))
 
 
 def _draw_groups(random: Random) -> tuple[KVCacheGroup, ...]:

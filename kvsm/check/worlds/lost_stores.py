@@ -3,7 +3,7 @@
 With its option `checks_stores` the small engine checks this at two moments:
 
 - at the end of a request, each of its full chunks is on the host or being stored, or the log now gives a
-  reason why it is not;
+  reason why it is not; a request of which the policy refused a chunk need not offer the others again;
 - after a step with lazy stores, the device blocks that will be reused next hold nothing that the host lacks
   and has room for.
 """
@@ -18,7 +18,7 @@ from kvsm.check.worlds.small_request import SmallRequest
 from kvsm.core.scheduler import GroupKind
 from kvsm.core.scheduler.groups import group_suffix
 from kvsm.errors import PropertyBroken
-from kvsm.events import OffloadingEvent
+from kvsm.events import OffloadingEvent, SkipReason
 from kvsm.properties import Property
 
 if TYPE_CHECKING:
@@ -42,7 +42,8 @@ def check_kept(
         return
     computed = request.num_computed_tokens - request.num_output_placeholders
     confirmed = min(computed, max(request.num_prompt_tokens, request.num_tokens - 1))
-    skipped = {key for event in decided if isinstance(event, ev.StoreSkipped) for key in event.keys}
+    skips = [event for event in decided if isinstance(event, ev.StoreSkipped)]
+    skipped = {key for skip in skips if skip.reason is not SkipReason.NOT_ADMITTED for key in skip.keys}
     for index, group in enumerate(engine.groups):
         if group.kind is not GroupKind.FULL:
             continue
@@ -55,6 +56,35 @@ def check_kept(
             if key not in engine.core.ledger.index and key not in skipped and key not in had:
                 message = f"request {request.request_id} is over, and its first {end} tokens are not kept"
                 raise PropertyBroken(broken, message)
+
+
+def refused_keys(name: str, log: Sequence[OffloadingEvent]) -> set[bytes]:
+    """The keys of this request that the policy has refused since the request arrived."""
+    refused = set[bytes]()
+    for event in reversed(log):
+        if isinstance(event, ev.RequestArrived) and event.request == name:
+            break
+        if isinstance(event, ev.StoreSkipped) and event.reason is SkipReason.NOT_ADMITTED:
+            owned = [owner for owner, count in event.owners for _ in range(count)]
+            refused.update(key for owner, key in zip(owned, event.keys) if owner == name)
+    return refused
+
+
+def refused_to_nobody(log: Sequence[OffloadingEvent]) -> set[bytes]:
+    """The keys of no request that the policy has refused: a lazy store does not offer them again."""
+    skips = [event for event in log if isinstance(event, ev.StoreSkipped) and not event.owners]
+    return {key for skip in skips if skip.reason is SkipReason.NOT_ADMITTED for key in skip.keys}
+
+
+def refuses_now(log: Sequence[OffloadingEvent]) -> bool:
+    """Whether the policy has refused a block in the last step. Other blocks may have waited for it: they are
+    offered again in the next step."""
+    for number, event in enumerate(reversed(log)):
+        if isinstance(event, ev.StepEnded) and number:
+            return False
+        if isinstance(event, ev.StoreSkipped) and event.reason is SkipReason.NOT_ADMITTED:
+            return True
+    return False
 
 
 def is_of_an_older_epoch(engine: SmallEngine, key: bytes, blocks: Sequence[int]) -> bool:
@@ -78,8 +108,11 @@ def check_next_to_go(engine: SmallEngine, *, rests: bool = False) -> None:
     has_stored = bool(engine.plan.stores)
     if not rests and (full or has_stored or not walk.state.store_budget or ledger.draining()):
         return
+    refused = refused_to_nobody(engine.log)
     for block in pool.queue[: engine.config.lazy_target_blocks]:
         key = pool.key_of(block)
-        if key is not None and key not in ledger.index and ledger.provenance.stale.get(block) != key:
+        if key is None or key in ledger.index or key in refused:
+            continue
+        if ledger.provenance.stale.get(block) != key:
             message = f"device block {block} is next to go, and the host has room for it and lacks it"
             raise PropertyBroken(Property.STORED_ONCE, message)

@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated
 
-from kvsm.check.worlds.lost_stores import is_of_an_older_epoch
+from kvsm.check.worlds.lost_stores import is_of_an_older_epoch, refused_keys, refused_to_nobody, refuses_now
 from kvsm.check.worlds.small_request import SmallRequest
 from kvsm.core.ledger.canonical import Seen, declared
 from kvsm.core.scheduler import GroupKind, StoreMode
@@ -88,6 +88,7 @@ class OfferedChunksBook:
         """The end tokens of the chunks that only a lack of room could delay. Books the settled chunks."""
         ledger, ends = engine.core.ledger, []
         settled = self.settled.setdefault(request.request_id, set())
+        settled |= refused_keys(request.request_id, engine.log)
         for key, _, end, blocks in _chunks(engine, request, _confirmed(request)):
             if key in settled:
                 continue
@@ -143,7 +144,7 @@ def _may_store(engine: WiderEngine) -> bool:
     """Whether the step could have stored more, given room on the host."""
     ledger = engine.core.ledger
     full = len(ledger.transfers) >= engine.core.config.max_live_transfers
-    return not (full or engine.plan.stores or ledger.draining())
+    return not (full or engine.plan.stores or ledger.draining() or refuses_now(engine.log))
 
 
 def _has_room(engine: WiderEngine, kept: Collection[int]) -> bool:
@@ -167,8 +168,11 @@ def check_head_of_queue(engine: WiderEngine) -> None:
     }
     if not _has_room(engine, [slot for slot in soon if slot is not None]):
         return
+    refused = refused_to_nobody(engine.log)
     for block in pool.queue[:target]:
         key = pool.key_of(block)
-        if key is not None and key not in ledger.index and ledger.provenance.stale.get(block) != key:
+        if key is None or key in ledger.index or key in refused:
+            continue
+        if ledger.provenance.stale.get(block) != key:
             message = f"device block {block} is next to go, and the host lacks it and can evict others"
             raise PropertyBroken(Property.STORED_ONCE, message)

@@ -8,7 +8,8 @@ are arrays, for which a policy has another code path.
 - A policy orders exactly the idle blocks: conservation (S1).
 - It chooses as many victims as requested, if that many may be evicted: progress (S9).
 - No victim is in use: no reuse in flight (S3). None is protected: a match holds what it counts (S7).
-- A search changes nothing, and a repeated search gives the same answer: determinism (S11).
+- A policy that is asked what it admits answers for each run, and admits no more than was offered (S9).
+- A question changes nothing, and a repeated question gives the same answer: determinism (S11).
 - A restored policy behaves as the saved one: events are state (S10).
 
 Which blocks a policy should prefer is not checked here.
@@ -22,15 +23,21 @@ from typing import TypeVar
 
 import msgspec
 
+from kvsm.check.worlds.drawn_policies import draw_policy
 from kvsm.check.worlds.world import Action
-from kvsm.core.policies import POLICIES, Choice, make_policy
+from kvsm.core.offloader.admission import may_refuse
+from kvsm.core.policies import Choice, make_policy
 from kvsm.errors import ConfigError, PropertyBroken
 from kvsm.events import OffloadingEvent
 from kvsm.ids import NO_IDS, SMALL, IdArray, listed, pack, unpack
 from kvsm.properties import Property
 
 _NAMES = ("admit", "admit", "begin_use", "end_use", "end_use", "touch", "void", "evict", "evict", "save")
+_OFFERS = ("offer", "offer")
+"""More actions, for a policy that refuses blocks."""
 _FEWEST_SLOTS, _MOST_SLOTS = 4, 1 << 12
+_PROTECTING = ("evict", "offer")
+"""The actions that search for victims."""
 _QUARTERS = 4
 """The protected share of a search is drawn as a number of quarters below this."""
 
@@ -53,7 +60,7 @@ class PolicyWorldOptions(msgspec.Struct, frozen=True, kw_only=True):
 def draw_policy_options(random: Random) -> PolicyWorldOptions:
     """Draw a policy, and a pool of 20 to 300 slots."""
     return PolicyWorldOptions(
-        policy=random.choice(tuple(POLICIES)),
+        policy=draw_policy(random),
         capacity=random.choice((20, 60, random.randint(100, 300))),
     )
 
@@ -61,8 +68,8 @@ def draw_policy_options(random: Random) -> PolicyWorldOptions:
 class PolicyWorld:
     """A `World`; worlds with the same options and actions are equal.
 
-    An action is (name, size of the batch, seed of the batch). `evict` also has the number of quarters of the
-    blocks that are protected.
+    An action is (name, size of the batch, seed of the batch). `evict` and `offer` also have the number of
+    quarters of the blocks that are protected.
     """
 
     events: tuple[OffloadingEvent, ...] = ()
@@ -72,6 +79,7 @@ class PolicyWorld:
         self._name, self._capacity = options.policy, options.capacity
         capacity = options.capacity
         self._policy = make_policy(options.policy, capacity)
+        self._names = _NAMES + _OFFERS if may_refuse(self._policy) else _NAMES
         self._free, self._idle, self._used = list(range(capacity)), list[int](), list[int]()
         self._key_of: dict[int, bytes] = {}
         self._gone: list[bytes] = []
@@ -82,17 +90,20 @@ class PolicyWorld:
     # What may happen.
 
     def actions(self) -> list[Action]:
-        return [(name, 1, 0, 0) if name == "evict" else (name, 1, 0) for name in dict.fromkeys(_NAMES)]
+        names = dict.fromkeys(self._names)
+        return [(name, 1, 0, 0) if name in _PROTECTING else (name, 1, 0) for name in names]
 
     def draw(self, random: Random) -> Action:
-        name, batch = random.choice(_NAMES), random.randrange(1000)
+        name, batch = random.choice(self._names), random.randrange(1000)
         most = random.choice((4, SMALL + 2, self._capacity // 2))
         size = random.randint(min(most, SMALL), most) if most > 4 else random.randint(1, most)
-        return (name, size, batch, random.randrange(_QUARTERS)) if name == "evict" else (name, size, batch)
+        if name in _PROTECTING:
+            return (name, size, batch, random.randrange(_QUARTERS))
+        return (name, size, batch)
 
     def do(self, action: Action) -> bool:
         name, *numbers = action
-        if name not in _NAMES or len(numbers) != (3 if name == "evict" else 2):
+        if name not in self._names or len(numbers) != (3 if name in _PROTECTING else 2):
             return False
         size = int(numbers[0])
         done = size > 0 and bool(getattr(self, f"_do_{name}")(*numbers))
@@ -110,20 +121,53 @@ class PolicyWorld:
     def _do_admit(self, size: int, which: int) -> bool:
         """Store blocks. Up to half of their keys were on the host before."""
         slots = self._free[: min(size, len(self._free))]
-        back = self._batch(self._gone, len(slots) // 2, which)
-        new = [b"key %d" % (self._made + place) for place in range(len(slots) - len(back))]
-        self._made += len(new)
-        keys = [*back, *new]
+        keys = self._keys(len(slots), which)
         recalled = self._policy.recall(keys)
-        if not set(map(bytes, recalled)) <= set(back):
+        if not set(map(bytes, recalled)) <= set(self._gone):
             raise PropertyBroken(Property.EVENTS_ARE_STATE, f"{recalled} are recalled, but were never there")
         self._policy.recalled(recalled)
+        self._enter(slots, keys)
+        return bool(slots)
+
+    def _keys(self, count: int, which: int) -> list[bytes]:
+        """Return keys to store: up to half of them were on the host before, and the others are new."""
+        back = self._batch(self._gone, count // 2, which)
+        new = [b"key %d" % (self._made + place) for place in range(count - len(back))]
+        self._made += len(new)
+        return [*back, *new]
+
+    def _enter(self, slots: Sequence[int], keys: Sequence[bytes]) -> None:
         self._policy.admitted(_ids(slots), keys)
-        self._gone = [key for key in self._gone if key not in set(back)]
+        self._gone = [key for key in self._gone if key not in set(keys)]
         self._key_of.update(zip(slots, keys))
         del self._free[: len(slots)]
         self._idle += slots
-        return bool(slots)
+
+    def _do_offer(self, size: int, which: int, quarters: int) -> bool:
+        """Offer two runs of new blocks. Those that the policy admits are stored, with evictions."""
+        kept = [*self._idle, *self._used]
+        protected = frozenset(self._batch(kept, len(kept) * quarters // _QUARTERS, which + 1))
+        size = min(size, len(self._free) + len(set(self._idle) - protected))
+        keys = self._keys(size, which)
+        runs = [size // 2, size - size // 2]
+        before = self._policy.snapshot()
+        counts, again = (self._policy.admits(keys, runs, len(self._free), protected) for _ in range(2))
+        if [*counts] != [*again] or self._policy.snapshot() != before:
+            raise PropertyBroken(Property.DETERMINISM, "to ask what is admitted changes it, or the policy")
+        if len(counts) != 2 or not all(0 <= count <= most for count, most in zip(counts, runs)):
+            message = f"of runs of {runs} blocks, {counts} are admitted"
+            raise PropertyBroken(Property.PROGRESS, message)
+        first, second = keys[: runs[0]], keys[runs[0] :]
+        stored = [*first[: counts[0]], *second[: counts[1]]]
+        refused = [key for key in keys if key not in set(stored)]
+        lacking = len(stored) - len(self._free)
+        if lacking > 0:
+            self._evict(lacking, protected)
+        self._enter(self._free[: len(stored)], stored)
+        self._policy.refused(refused)
+        self._gone += [key for key in refused if key not in set(self._gone)]
+        self._reached.add(f"{self._name}: offered, {'some' if refused else 'none'} refused")
+        return bool(keys)
 
     def _do_begin_use(self, size: int, which: int) -> bool:
         """Pin blocks, as matches do; at most half of the idle ones, so that some victims remain."""
@@ -165,6 +209,9 @@ class PolicyWorld:
         """Evict blocks to make room for a batch."""
         kept = [*self._idle, *self._used]
         protected = frozenset(self._batch(kept, len(kept) * quarters // _QUARTERS, which + 1))
+        return self._evict(size, protected)
+
+    def _evict(self, size: int, protected: frozenset[int]) -> bool:
         choice = self._choose_twice(size, protected)
         may_go = set(self._idle) - protected
         if choice is None:

@@ -23,6 +23,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from kvsm.check.worlds.crash import Left
+from kvsm.check.worlds.refusing_policy import RefusingPolicy
 from kvsm.check.worlds.serving_world import Budgets, ServingOptions, ServingWorld
 from kvsm.check.worlds.small_request import SmallRequest
 from kvsm.check.worlds.small_workers import ComputedRange, SmallCopy
@@ -259,7 +260,7 @@ _STRUCTS = (
 """Classes that are constructed from their fields, in order."""
 _SLOTTED = Provenance, OfferHistory, TrackedRequest
 """Classes with `__slots__`."""
-_PLAIN = SmallRequest, LRUPolicy, RankMemory
+_PLAIN = SmallRequest, LRUPolicy, RefusingPolicy, RankMemory
 """Classes with a `__dict__`."""
 
 

@@ -79,10 +79,16 @@ def _restarts_warm(world: ServingWorld) -> bool:
     return _has_news(ev.Restarted, world) and bool(world.engine.core.ledger.index)
 
 
+def _is_refused(world: ServingWorld) -> bool:
+    skipped = [event for event in world.news if isinstance(event, ev.StoreSkipped)]
+    return any(event.reason == SkipReason.NOT_ADMITTED for event in skipped)
+
+
 LOADED = sometimes("a hit is loaded", "a load ends well", partial(_load_ended, True))
 LOAD_FAILS = sometimes("a load fails", "a load ends badly", partial(_load_ended, False))
 STORED_AGAIN = sometimes("a store is made again", "a store fails while its request runs", _is_offered_again)
 EVICTED = sometimes("an eviction", "a block makes room for another", partial(_has_news, ev.BlocksEvicted))
+REFUSED = sometimes("a refusal", "the policy does not admit a block", _is_refused)
 KEY_WAITS = sometimes("a key waits", "a block waits for another copy of its key", _key_waits)
 WAITS_FOR_STORE = sometimes(
     "waits for a store",

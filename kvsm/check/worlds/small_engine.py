@@ -27,7 +27,7 @@ from typing import Annotated, Any
 from kvsm.check.worlds.check_counts import count_case
 from kvsm.check.worlds.crash import FlushedLog
 from kvsm.check.worlds.longest_hit import check_answer, check_device_hit, expected_answer
-from kvsm.check.worlds.lost_stores import check_kept, check_next_to_go
+from kvsm.check.worlds.lost_stores import check_kept, check_next_to_go, refused_keys
 from kvsm.check.worlds.run_figures import RunNotes
 from kvsm.check.worlds.small_pool import SmallPool
 from kvsm.check.worlds.small_request import HASH_TOKENS, NULL, Cell, SmallRequest, first_read
@@ -254,7 +254,11 @@ class SmallEngine(SmallWorkers):
         if request.kv_transfer_params and request.kv_transfer_params.get("do_remote_decode"):
             count_case(Property.FULL_OFFLOAD, "finished requests with do_remote_decode")
             check_kept(self, request, frozenset(), self.log[decided:], Property.FULL_OFFLOAD)
-        elif self.checks_stores and self.config.store is StoreMode.EAGER:
+        elif (
+            self.checks_stores
+            and self.config.store is StoreMode.EAGER
+            and not refused_keys(request.request_id, self.log)
+        ):
             check_kept(self, request, had, self.log[decided:], Property.STORED_ONCE)
         if request in self.waiting:
             self.waiting.remove(request)

@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
+from kvsm.check.worlds.drawn_policies import draw_policy
 from kvsm.check.worlds.layer_options import draw_layers
 from kvsm.check.worlds.serving_world import Budgets
 from kvsm.check.worlds.whole_disk import WholeDiskOptions
 from kvsm.check.worlds.whole_world import TroubleLevel, WholeBudgets, WholeOptions
-from kvsm.core.policies import POLICIES
 from kvsm.tiers import WritePolicy
 
 _STORM = 3
@@ -41,7 +41,7 @@ def draw_whole(random: Random) -> WholeOptions:
                 slots=random.choice((layers.slots, random.randint(2, 3 * layers.slots))),
                 places=random.randint(1, 6),
                 writes=random.choice(list(WritePolicy)),
-                policy=random.choice(tuple(POLICIES)),
+                policy=draw_policy(random),
             ),
         }
     )
