@@ -18,6 +18,7 @@ import shutil
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -453,7 +454,8 @@ def _store_planned(future: _Future, recorded: Ledger, event: ev.StorePlanned) ->
     # The device blocks of resident keys are unknown. Any will do, because these keys are not copied.
     unknown = [*range(core.config.blocks_per_chunk)] * len(found)
     blocks = [*unknown, *to_list(event.device_blocks)]
-    future.planned(event.seq, core.store(owners, keys, blocks, (), spared, parents).job)
+    wanted = _orphans(parents, len(keys))
+    future.planned(event.seq, core.store(owners, keys, blocks, (), spared, parents, wanted).job)
 
 
 def _skipped(future: _Future, _recorded: Ledger, event: ev.StoreSkipped) -> None:
@@ -516,6 +518,14 @@ def _parents(
 def _begins(keys: Mapping[bytes, bytes | None]) -> dict[int, bytes]:
     """Map the position of each run's first key in an offer of `keys` to the run's parent key."""
     return {place: parent for place, parent in enumerate(keys.values()) if parent is not None}
+
+
+def _orphans(parents: Mapping[int, bytes], count: int) -> list[int]:
+    """Return the places, of `count`, of runs whose parent the host does not have. The log's policy admitted
+    them because the same offer had the parent, too, whose store had to wait."""
+    ends = [*sorted(parents)[1:], count]
+    runs = [range(begin, end) for begin, end in zip(sorted(parents), ends) if parents[begin] == _GONE]
+    return [*chain.from_iterable(runs)]
 
 
 _GONE = b"a block that the host does not have"

@@ -26,6 +26,7 @@ from replay_life import (
 
 from examples import examples
 from kvsm import events as ev
+from kvsm.check.worlds.refusing_policy import REFUSING
 from kvsm.core.log import LogReader
 from kvsm.core.offloader import Offloader
 from kvsm.core.plan import WorkerReport
@@ -68,6 +69,16 @@ def test_without_another_choice_a_fork_repeats_the_log(
         forked = fork(log, at, OtherChoices(), other)
         assert forked == Forked(at, None, life.core.ledger.seq, forked.not_offered, 0)
         assert events_of(other) == events_of(log)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_fork_repeats_what_a_policy_refused(tmp_path: Path, seed: int) -> None:
+    """Refused blocks, and stored ones whose parent was not on the host yet."""
+    log = tmp_path / "log"
+    life = random_life(seed, 400, log, policy=REFUSING)
+    life.close()
+    fork(log, 1, OtherChoices(), tmp_path / "fork", allow_policies=(REFUSING,))
+    assert events_of(tmp_path / "fork") == events_of(log)
 
 
 def test_an_import_touches_in_the_fork_too_what_it_found(tmp_path: Path) -> None:

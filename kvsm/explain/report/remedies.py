@@ -37,8 +37,8 @@ SAMPLE_EVENTS = 16_000
 POOL_TIMES = (2, 4, 8)
 """Larger pools to try, as multiples of the log's, until one gains. whatif is validated up to 8 times."""
 
-POLICIES_TRIED = ("arc", "s3fifo", "sieve")
-"""Policies that keep a scan from evicting blocks in use."""
+POLICIES_TRIED = ("arc", "s3fifo", "sieve", "auto")
+"""Policies that keep a scan from evicting blocks that are read again."""
 
 FLOOD_STORED, FLOOD_READ, FLOOD_LEAST = 1 / 3, 1 / 3, 5
 """A group of at least `FLOOD_LEAST` requests may be a flood if it stored at least the share `FLOOD_STORED` of

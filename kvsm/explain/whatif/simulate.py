@@ -11,7 +11,7 @@ copied. It follows the rules of `kvsm.core.offloader.storing` and `kvsm.core.sch
 - blocks that found no room are offered again at the end of a step in which a copy has ended; so are blocks
   whose key is being stored from another device block;
 - a request that ends offers all its blocks again if the pool has lost one of them, else only the rest;
-- a block is stored at its `store_threshold`-th offer;
+- a block is stored at its `store_threshold`-th offer, if the policy admits it;
 - after a reset, blocks that a load brought before it are not stored from the same device blocks.
 
 Some inputs come from the log, although another pool would change them a little: when requests come and go,
@@ -33,6 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsm.core.ledger import OfferHistory
+from kvsm.core.offloader.admission import Room, may_refuse, refused_places
 from kvsm.core.policies import make_policy
 from kvsm.events import OffloadConfig
 from kvsm.explain.story.window import Window
@@ -146,15 +147,16 @@ class _Cursor:
     found: how many of its chunks were found at its last lookup, on the device or the host.
     stale: keys that a load brought before a reset: they are not stored from its device blocks.
     watched_from: number of evictions when it was admitted, or when it made its first offer without a load.
+    refused: whether the policy refused one of its chunks.
     """
 
-    __slots__ = ("chain", "found", "loaded", "offered", "settled", "stale", "watched_from")
+    __slots__ = ("chain", "found", "loaded", "offered", "refused", "settled", "stale", "watched_from")
 
     def __init__(self, chain: Sequence[int]) -> None:
         self.chain: Numbers = np.array(chain, dtype=np.int64)
         self.restart()
         self.found = self.watched_from = 0
-        self.stale = _NO_KEYS
+        self.stale, self.refused = _NO_KEYS, False
 
     def restart(self) -> None:
         """Move it back to the start: all chunks will be offered again."""
@@ -181,6 +183,7 @@ class _Cursor:
 _NOTHING = (0, 0)
 _NO_KEY = -1
 _NO_KEYS: Numbers = np.array((), dtype=np.int64)
+_NO_PLACES: Numbers = np.array((), dtype=np.int64)
 
 
 class _Part(NamedTuple):
@@ -335,7 +338,7 @@ class _Pool:
 
     def _has_lost_one(self, cursor: _Cursor) -> bool:
         """Whether the pool lacks a chunk that the request has settled or loaded."""
-        if self.evicted <= cursor.watched_from:
+        if cursor.refused or self.evicted <= cursor.watched_from:
             return False
         known = cursor.chain[: max(cursor.settled, cursor.loaded[1])]
         return bool(np.any(self._slot_of[known[known >= 0]] < 0))
@@ -485,6 +488,8 @@ class _Pool:
         for place in np.flatnonzero(~is_new & ~is_readable).tolist():
             waits[place] = self._is_another(batch, place, int(slots[place]))
         places = np.flatnonzero(is_new & batch.is_first)
+        refused = self._refused(batch, places, resident)
+        places = np.setdiff1d(places, refused)
         if len(places):
             keys = batch.keys[places]
             room = self._make_room(keys, resident)
@@ -494,7 +499,31 @@ class _Pool:
                 slots = self._take(keys[:room])
                 self._life_of[slots] = [batch.parts[part].life for part in batch.part[places[:room]].tolist()]
                 self._begin(slots, self._runs(batch, places[:room]), is_store=True)
+        if len(refused):
+            self._policy.refused([self._demand.keys[key] for key in batch.keys[refused].tolist()])
         return np.flatnonzero(waits)
+
+    def _refused(self, batch: _OfferedBatch, new: Numbers, resident: Numbers) -> Numbers:
+        """Return those of the new places that the policy does not admit.
+
+        resident: the slots of the batch's resident keys, which are not evicted for it.
+        """
+        if len(new) <= len(self._free) or not may_refuse(self._policy):
+            return _NO_PLACES
+        names = self._demand.keys
+        parents = {
+            place: b"" if key < 0 else names[key]
+            for place, key in zip(np.flatnonzero(batch.begins).tolist(), batch.before[batch.begins].tolist())
+        }
+        has = {names[key] for key in batch.before[batch.begins].tolist() if self._slot_of[key] >= 0}
+        barred = frozenset(resident.tolist())
+        evictable = len(self._policy) - int(np.count_nonzero(self._holds[resident] == 0))
+        room = Room(len(self._free), evictable, barred)
+        keys = [names[key] for key in batch.keys.tolist()]
+        refused = refused_places(self._policy, keys, new.tolist(), parents, has.__contains__, room)
+        for place in refused:
+            batch.parts[batch.part[place]].cursor.refused = True
+        return np.array(refused, dtype=np.int64)
 
     def _is_another(self, batch: _OfferedBatch, place: int, slot: int) -> bool:
         """Whether the block in flight to this slot is another device block than the one offered at a place.
