@@ -1,51 +1,133 @@
 """Measure the hit rate of each eviction policy, at several sizes of the host pool.
 
-The requests of the workload are served by a real `Offloader`, one after the other: the blocks of a request
+The requests of a workload are served by a real `Offloader`, one after the other: the blocks of a request
 are matched, matched blocks are loaded, the other ones are stored, and all copies end before the next request.
-A block is one hash id of the trace (512 prompt tokens). *Hits* are the leading blocks of a prompt that a
-match finds on the host. The hit rate is hits divided by all blocks of all prompts. There is no device cache,
-and output blocks are not stored.
+A block of a trace is one of its hash ids (512 prompt tokens). *Hits* are the leading blocks of a prompt that
+a match finds on the host. The hit rate is hits divided by all blocks of all prompts. There is no device
+cache, and output blocks are not stored.
 
-The last columns show the possible gain:
+The other columns:
 
 - `optimum`: the most hits that any policy could get in a pool of this size (see `optimal_hits`);
-- `no limit`: hits in a pool that never evicts.
+- `no limit`: hits in a pool that never evicts;
+- `auto - best`: the hit rate of `auto` minus that of the best other policy, in points;
+- `gap closed`: the share of the gap between `lru` and the optimum that `auto` closes;
+- `stores`: the number of stores (copies to the host), divided by all blocks of all prompts;
+- `us a block`: CPU time of all calls of the `Offloader`, divided by all blocks of all prompts. There is no
+  event log. It is measured once, so other load on the machine shows.
 
-    KVSM_TRACE=TRACE.jsonl python benchmarks/policies.py --output benchmarks/results/policies.md
+The workloads:
+
+- `--trace`: a trace;
+- generated conversations (`kvsm.serving.traces.multi_turn`);
+- `--agents`: recorded sessions of coding agents, with blocks of 1,024 tokens. They are served in the order of
+  their recorded times, in lock step, and with memoryless think times. The pool is a share of the *live
+  context*: the blocks of the last prompts of all running agents, on average;
+- loops, scans, floods and moving working sets (`synthetic`).
+
+    KVSM_TRACE=TRACE.jsonl KVSM_AGENTS=SESSIONS.jsonl.gz python benchmarks/policies.py \
+        --output benchmarks/results/policies.md
 """
 
 from __future__ import annotations
 
+import gc
 import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from heapq import heappop, heappush
-from itertools import takewhile
+from itertools import islice, takewhile
 from pathlib import Path
+from typing import NamedTuple
 
 import click
 from control_plane import lives, serve_step
 from page import markdown_table, publish
-from workload import TRACE_BLOCK_TOKENS, Requests, expanded
+from synthetic import REQUESTS, flood_beside_conversations, loop, moving_set, scans_beside_prefixes
+from workload import (
+    TRACE_BLOCK_TOKENS,
+    Requests,
+    Turn,
+    agent_turns,
+    agents_at_random,
+    agents_in_lock_step,
+    expanded,
+)
 
-from kvsm.core.offloader import Offloader
+from kvsm.core.offloader import Offloader, PreparedStore
 from kvsm.core.policies import POLICIES
 from kvsm.events import OffloadConfig
 
 HOST_BLOCKS = (1_000, 2_000, 5_000, 10_000, 20_000, 50_000)
 DEVICE_BLOCKS = 1 << 14
 
+SESSIONS, AGENT_BLOCK_TOKENS = 80, 1024
+SEEDS = 3
+"""How many orders of random think times are averaged."""
+LOOP_BLOCKS = 1_600
+LOOP_TIMES = (1.6, 2.0, 3.0, 4.0)
+"""The length of the loop, divided by the size of the pool."""
 
-def hits_of(policy: str, requests: Requests, host_blocks: int) -> int:
-    """The number of hits with this policy."""
-    core = Offloader(OffloadConfig(host_blocks=host_blocks, device_blocks=DEVICE_BLOCKS, policy=policy))
-    return sum(serve_step(core, number, [keys]) for number, keys in enumerate(requests))
+BASE, TESTED = "lru", "auto"
+"""Policies whose stores and CPU time are shown; `TESTED` is compared with all others."""
+WORSE_POINTS = 0.5
+"""The first table lists the rows where `TESTED` is behind the best other policy by more than this."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Requests, and the pools that serve them.
+
+    variants: the same workload with several seeds, whose results are averaged; most have only one.
+    sizes: of the pool, each with its label.
+    """
+
+    title: str
+    variants: Sequence[Requests]
+    sizes: Sequence[tuple[str, int]]
+    note: str = ""
+
+
+class Served(NamedTuple):
+    """The result of one policy. cpu_s: CPU time of the calls of the core."""
+
+    hits: int
+    stores: int
+    cpu_s: float
+
+    def __add__(self, other: Served) -> Served:  # type: ignore[override]
+        return Served(self.hits + other.hits, self.stores + other.stores, self.cpu_s + other.cpu_s)
+
+
+class _CountingOffloader(Offloader):
+    """Counts the blocks that are stored."""
+
+    stores = 0
+
+    def prepare_store(
+        self, request: str, keys: Sequence[bytes], device_blocks: Sequence[int], parent: bytes | None = None
+    ) -> PreparedStore:
+        prepared = super().prepare_store(request, keys, device_blocks, parent)
+        self.stores += len(prepared.keys)
+        return prepared
+
+
+def serve(policy: str, requests: Requests, host_blocks: int) -> Served:
+    """Serve all requests with this policy."""
+    config = OffloadConfig(host_blocks=host_blocks, device_blocks=DEVICE_BLOCKS, policy=policy)
+    core = _CountingOffloader(config)
+    started = time.process_time()
+    hits = sum(serve_step(core, number, [keys]) for number, keys in enumerate(requests))
+    return Served(hits, core.stores, time.process_time() - started)
 
 
 def optimal_hits(requests: Requests, host_blocks: int) -> int:
     """The most hits that any choice of evictions can get in a pool of this size, knowing all requests.
 
-    This is Belady's MIN: evict the block whose next use is furthest in the future. Unlike a policy it may
-    also evict a block that has just been computed, that is, refuse its store. So it is an upper bound for all
-    policies.
+    This is Belady's MIN: evict the block whose next use is furthest in the future. It may also evict a block
+    that has just been computed, that is, refuse its store, which most policies cannot. So it is an upper
+    bound for all policies.
 
     MIN is optimal if blocks are hit one by one. Here a block is hit only if the block before it is hit, too.
     MIN stays optimal: a key names a whole prefix, so each use of a block also uses all blocks before it; and
@@ -79,42 +161,213 @@ def optimal_hits(requests: Requests, host_blocks: int) -> int:
     return hits
 
 
-def table(title: str, requests: Requests, sizes: tuple[int, ...]) -> list[str]:
+class Row(NamedTuple):
+    """What is measured of a workload at one size of the pool. served: by policy."""
+
+    workload: str
+    size: str
+    total: int
+    served: dict[str, Served]
+    optimum: int
+    no_limit: int
+
+    def rate(self, policy: str) -> float:
+        """Return the hit rate of a policy."""
+        return self.served[policy].hits / self.total
+
+    def best_other(self) -> str:
+        """Return the best policy apart from `TESTED`."""
+        return max((policy for policy in self.served if policy != TESTED), key=self.rate)
+
+    def ahead(self) -> float:
+        """Return the points by which `TESTED` is better than the best other policy."""
+        return 100 * (self.rate(TESTED) - self.rate(self.best_other()))
+
+    def closed(self) -> str:
+        """Return the share of the gap between `BASE` and the optimum that `TESTED` closes."""
+        gap = self.optimum - self.served[BASE].hits
+        return f"{(self.served[TESTED].hits - self.served[BASE].hits) / gap:.0%}" if gap else "no gap"
+
+    def cells(self) -> list[str]:
+        """Return the row of the workload's table."""
+        best = max(served.hits for served in self.served.values())
+        marks = {policy: "**" if served.hits == best else "" for policy, served in self.served.items()}
+        rates = [f"{mark}{self.rate(policy):.1%}{mark}" for policy, mark in marks.items()]
+        bounds = [f"{hits / self.total:.1%}" for hits in (self.optimum, self.no_limit)]
+        both = [self.served[policy] for policy in (BASE, TESTED)]
+        stores = [f"{served.stores / self.total:.2f}" for served in both]
+        costs = [f"{1e6 * served.cpu_s / self.total:.1f}" for served in both]
+        return [self.size, *rates, *bounds, f"{self.ahead():+.1f}", self.closed(), *stores, *costs]
+
+
+HEADER = [
+    "host slots",
+    *POLICIES,
+    "optimum",
+    "no limit",
+    f"{TESTED} - best",
+    "gap closed",
+    *(f"stores, {policy}" for policy in (BASE, TESTED)),
+    *(f"us a block, {policy}" for policy in (BASE, TESTED)),
+]
+
+
+def measure(workload: Workload) -> Iterator[Row]:
+    """Measure a row for each size of the pool."""
+    variants = workload.variants
+    total = sum(map(lives, variants))
+    no_limit = sum(optimal_hits(requests, lives(requests)) for requests in variants)
+    gc.collect()
+    gc.freeze()  # The collector shall not scan the workload.
+    for label, host_blocks in workload.sizes:
+        served = {
+            policy: sum(
+                (serve(policy, requests, host_blocks) for requests in variants), start=Served(0, 0, 0.0)
+            )
+            for policy in POLICIES
+        }
+        optimum = sum(optimal_hits(requests, host_blocks) for requests in variants)
+        row = Row(workload.title, label, total, served, optimum, no_limit)
+        click.echo(f"  {workload.title}: {' | '.join(row.cells())}", err=True)
+        yield row
+
+
+def section(workload: Workload, rows: Sequence[Row]) -> list[str]:
     """A section of the page, with a row for each size of the pool."""
-    total, distinct = lives(requests), len({key for keys in requests for key in keys})
-    no_limit = optimal_hits(requests, total)
-    rows = []
-    for host_blocks in sizes:
-        started = time.process_time()
-        hits = [hits_of(policy, requests, host_blocks) for policy in POLICIES]
-        cells = [f"**{one / total:.1%}**" if one == max(hits) else f"{one / total:.1%}" for one in hits]
-        bounds = [f"{one / total:.1%}" for one in (optimal_hits(requests, host_blocks), no_limit)]
-        rows.append([f"{host_blocks:,}", f"{host_blocks * TRACE_BLOCK_TOKENS / 1e6:.1f} M", *cells, *bounds])
-        click.echo(f"  {title}, {host_blocks} slots: {time.process_time() - started:.0f} s", err=True)
+    first = workload.variants[0]
+    several = f"the first of {len(workload.variants)} orders: " if len(workload.variants) > 1 else ""
+    size = f"{several}{len(first):,} requests, {lives(first):,} blocks, "
+    about = f"{size}{len({key for keys in first for key in keys}):,} of them distinct. {workload.note}"
+    about = about[0].upper() + about[1:].rstrip()
     return [
-        f"### {title}",
+        f"### {workload.title}",
         "",
-        f"{len(requests):,} requests, {total:,} blocks, {distinct:,} of them distinct.",
+        about,
         "",
-        *markdown_table(["host slots", "tokens", *POLICIES, "optimum", "no limit"], rows),
+        *markdown_table(HEADER, [row.cells() for row in rows]),
         "",
     ]
+
+
+def summary(rows: Sequence[Row]) -> list[str]:
+    """A section of the page: how `TESTED` compares with the best other policy of each row."""
+    behind = sorted((row for row in rows if row.ahead() < -WORSE_POINTS), key=Row.ahead)
+    ahead = sum(row.ahead() > WORSE_POINTS for row in rows)
+    lines = [
+        f"### `{TESTED}` beside the best other policy of each row",
+        "",
+        f"Of {len(rows)} rows, `{TESTED}` is ahead by more than {WORSE_POINTS} points in {ahead}, and behind "
+        f"by more than {WORSE_POINTS} points in {len(behind)}:",
+        "",
+    ]
+    header = ["workload", "host slots", "best other", "its hit rate", TESTED, "points"]
+    table = [
+        [
+            row.workload,
+            row.size,
+            row.best_other(),
+            f"{row.rate(row.best_other()):.1%}",
+            f"{row.rate(TESTED):.1%}",
+            f"{row.ahead():+.1f}",
+        ]
+        for row in behind
+    ]
+    return [*lines, *markdown_table(header, table), ""]
+
+
+def plain_sizes(sizes: Sequence[int]) -> list[tuple[str, int]]:
+    """Label each size with its number."""
+    return [(f"{size:,}", size) for size in sizes]
+
+
+def synthetic_workloads(limit: int | None) -> Iterator[Workload]:
+    """The workloads that need no data, apart from the conversations."""
+    requests = min(limit or REQUESTS, REQUESTS)
+    pools = [(times, round(LOOP_BLOCKS / times)) for times in LOOP_TIMES]
+    sizes = [(f"{pool:,} (1/{times:g} of the loop)", pool) for times, pool in pools]
+    yield Workload("A loop", [loop(requests, LOOP_BLOCKS)], sizes, f"The loop has {LOOP_BLOCKS:,} blocks.")
+    note = "The prefixes have 600 blocks."
+    sizes = plain_sizes((300, 600, 1_200))
+    yield Workload("Scans beside hot prefixes", [scans_beside_prefixes(requests, 60)], sizes, note)
+    note = "No request hits a block of the flood, which is about half of all blocks."
+    sizes = plain_sizes((1_000, 2_000, 5_000))
+    title = "A flood of unique prompts beside conversations"
+    yield Workload(title, [flood_beside_conversations(requests)], sizes, note)
+    note = "The working set has 1,000 blocks."
+    for every in (250, 2_000):
+        title = f"A working set that moves every {every:,} requests"
+        yield Workload(title, [moving_set(requests, 100, every)], plain_sizes((250, 500, 1_000)), note)
+
+
+def agent_workload(
+    title: str, variants: Sequence[Iterator[Turn]], shares: Sequence[tuple[str, float]], limit: int | None
+) -> Workload:
+    """Make a workload of recorded sessions. shares: of the live context that the pool can hold."""
+    turns = [list(islice(variant, limit)) for variant in variants]
+    live = sum(turn.live_blocks for variant in turns for turn in variant) / sum(map(len, turns))
+    sizes = [(f"{int(live * share):,} ({label})", int(live * share)) for label, share in shares]
+    requests = [[turn.keys for turn in variant] for variant in turns]
+    return Workload(title, requests, sizes, f"The live context has {live:,.0f} blocks.")
+
+
+def agent_workloads(path: Path, limit: int | None) -> Iterator[Workload]:
+    """The recorded sessions, in the order of their times and in others."""
+    shares = (("1/4", 0.25), ("1/2", 0.5), ("3/4", 0.75))
+    for at_once in (24, 14):
+        turns = agent_turns(path, at_once, SESSIONS, AGENT_BLOCK_TOKENS)
+        yield agent_workload(f"Sessions of coding agents, {at_once} at once", [turns], shares, limit)
+    turns = agents_in_lock_step(path, 14, SESSIONS, AGENT_BLOCK_TOKENS)
+    yield agent_workload("Sessions of coding agents, 14 in lock step", [turns], shares[:2], limit)
+    variants = [agents_at_random(path, 24, SESSIONS, AGENT_BLOCK_TOKENS, seed) for seed in range(SEEDS)]
+    title = "Sessions of coding agents, 24 with memoryless think times"
+    yield agent_workload(title, variants, shares[:2], limit)
+
+
+def trace_workload(title: str, trace: Path | None, sizes: Sequence[int], limit: int | None) -> Workload:
+    """Make a workload of a trace, or of generated conversations."""
+    return Workload(title, [expanded(trace, TRACE_BLOCK_TOKENS, limit)], plain_sizes(sizes))
 
 
 @click.command()
 @click.option(
     "--trace", type=click.Path(path_type=Path), envvar="KVSM_TRACE", help="A Mooncake-format trace."
 )
+@click.option(
+    "--agents", type=click.Path(path_type=Path), envvar="KVSM_AGENTS", help="Recorded sessions, in gzip."
+)
 @click.option("--requests", "limit", type=int, help="Of each workload, at most this many.")
-@click.option("--host-blocks", type=int, multiple=True, default=HOST_BLOCKS, show_default=True)
+@click.option(
+    "--host-blocks",
+    type=int,
+    multiple=True,
+    default=HOST_BLOCKS,
+    show_default=True,
+    help="Pool sizes for the trace and the generated conversations.",
+)
 @click.option("--output", type=click.Path(path_type=Path), help="Write the tables here, with the command.")
-def main(trace: Path | None, limit: int | None, host_blocks: tuple[int, ...], output: Path | None) -> None:
-    """Measure the hit rate of every policy in `POLICIES`, on the trace and on generated conversations."""
-    lines = []
+def main(
+    trace: Path | None,
+    agents: Path | None,
+    limit: int | None,
+    host_blocks: tuple[int, ...],
+    output: Path | None,
+) -> None:
+    """Measure the hit rate of every policy in `POLICIES`, on traces and generated workloads."""
+    sources: list[Callable[[], Iterator[Workload]]] = []
     if trace is not None:
-        lines += table(trace.name, expanded(trace, TRACE_BLOCK_TOKENS, limit), host_blocks)
-    lines += table("Generated conversations", expanded(None, TRACE_BLOCK_TOKENS, limit), host_blocks)
-    publish("Eviction policies", "one block is 512 tokens", lines, output)
+        sources.append(lambda: iter([trace_workload(trace.name, trace, host_blocks, limit)]))
+    sources.append(lambda: iter([trace_workload("Generated conversations", None, host_blocks, limit)]))
+    if agents is not None:
+        sources.append(partial(agent_workloads, agents, limit))
+    sources.append(partial(synthetic_workloads, limit))
+    lines, measured = [], list[Row]()
+    for source in sources:
+        for workload in source():
+            rows = list(measure(workload))
+            lines += section(workload, rows)
+            measured += rows
+    note = "a block of a trace or of generated conversations is 512 tokens, of a coding agent 1,024"
+    publish("Eviction policies", note, [*summary(measured), *lines], output)
 
 
 if __name__ == "__main__":

@@ -5,10 +5,10 @@ from __future__ import annotations
 import gzip
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 from heapq import heappop, heappush
-from itertools import chain
+from itertools import chain, cycle, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -122,6 +122,51 @@ def agent_turns(
             yield Turn(turn.agent, turn.keys, blocks, now, turn.input_tokens, turn.output_tokens)
             entries += 1
             heappush(waiting, (now + turn.pause, entries, number, turns))
+
+
+def agents_in_lock_step(
+    path: Path, at_once: int, limit: int | None, block_tokens: int = TRACE_BLOCK_TOKENS
+) -> Iterator[Turn]:
+    """The requests of recorded sessions that take turns: in each round every running session sends one."""
+    return _agents_in_order(path, at_once, limit, block_tokens, cycle(range(at_once)))
+
+
+def agents_at_random(
+    path: Path, at_once: int, limit: int | None, block_tokens: int = TRACE_BLOCK_TOKENS, seed: int = 0
+) -> Iterator[Turn]:
+    """The requests of recorded sessions with memoryless think times: the next request is from any of the
+    running sessions, with equal chances."""
+    draw = random.Random(seed)
+    places = iter(lambda: draw.randrange(at_once), -1)
+    return _agents_in_order(path, at_once, limit, block_tokens, places)
+
+
+def _agents_in_order(
+    path: Path, at_once: int, limit: int | None, block_tokens: int, order: Iterable[int]
+) -> Iterator[Turn]:
+    """The requests of recorded sessions, in another order than the recorded times give.
+
+    order: which of the `at_once` running sessions sends the next request. A session that has ended is
+        replaced by the next one of the file. If none is left, the workload ends: the number of running
+        sessions never changes. A `Turn.second` is the request's number.
+    """
+    with gzip.open(path) as lines:
+        sessions = (
+            _session_turns(number, json.loads(line), block_tokens)
+            for number, line in enumerate(islice(lines, limit))
+        )
+        running: list[Iterator[_Row]] = [iter(())] * at_once
+        live: list[dict[int, int]] = [{} for _ in running]
+        for number, place in enumerate(order):
+            row = next(running[place], None)
+            if row is None:
+                running[place], live[place] = next(sessions, iter(())), {}
+                row = next(running[place], None)
+                if row is None:
+                    return
+            live[place][row.agent] = len(row.keys)
+            blocks = sum(chain.from_iterable(sizes.values() for sizes in live))
+            yield Turn(row.agent, row.keys, blocks, float(number), row.input_tokens, row.output_tokens)
 
 
 def _agents(session: dict[str, Any]) -> list[tuple[float, list[Any]]]:
