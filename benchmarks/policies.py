@@ -13,8 +13,8 @@ The other columns:
 - `auto - best`: the hit rate of `auto` minus that of the best other policy, in points;
 - `gap closed`: the share of the gap between `lru` and the optimum that `auto` closes;
 - `stores`: the number of stores (copies to the host), divided by all blocks of all prompts;
-- `us a block`: CPU time of all calls of the `Offloader`, divided by all blocks of all prompts. There is no
-  event log. It is measured once, so other load on the machine shows.
+- `us a block`: CPU time of all calls of the `Offloader` and of the loop around them, divided by all blocks of
+  all prompts. There is no event log. It is measured once, so other load on the machine shows.
 
 The workloads:
 

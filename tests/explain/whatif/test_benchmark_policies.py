@@ -25,7 +25,7 @@ prompts = st.lists(st.text("ab", min_size=1, max_size=3), min_size=1, max_size=6
 
 
 @pytest.fixture(scope="module")
-def benchmark() -> Iterator[Callable[[str], Any]]:
+def benchmark_module() -> Iterator[Callable[[str], Any]]:
     """Import a module of the benchmarks, which are scripts beside the package."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(BENCHMARKS)
@@ -55,27 +55,27 @@ def best_of_all(requests: Requests, host_blocks: int) -> int:
 @given(prompts=prompts, host_blocks=st.integers(1, 4))
 @settings(max_examples=examples(40), deadline=None)
 def test_no_choice_of_evictions_hits_more(
-    benchmark: Callable[[str], Any], prompts: list[str], host_blocks: int
+    benchmark_module: Callable[[str], Any], prompts: list[str], host_blocks: int
 ) -> None:
-    optimal_hits = benchmark("policies").optimal_hits
+    optimal_hits = benchmark_module("policies").optimal_hits
     requests = [keys_of(prompt) for prompt in prompts]
     assert optimal_hits(requests, host_blocks) == best_of_all(requests, host_blocks)
 
 
-def test_hits_and_stores_are_counted(benchmark: Callable[[str], Any]) -> None:
+def test_hits_and_stores_are_counted(benchmark_module: Callable[[str], Any]) -> None:
     """In a pool without a limit each block is stored once, and all of its later uses are hits."""
     requests = [keys_of(prompt) for prompt in ("ab", "abba", "b", "abb")]
-    served = benchmark("policies").serve("lru", requests, 16)
+    served = benchmark_module("policies").serve("lru", requests, 16)
     assert (served.hits, served.stores) == (5, 5)
     # "b" evicts the second block, which "abb" stores again; there is never room for a third block.
-    tight = benchmark("policies").serve("lru", requests, 2)
+    tight = benchmark_module("policies").serve("lru", requests, 2)
     assert (tight.hits, tight.stores) == (3, 4)
 
 
 def test_a_policy_is_compared_with_the_best_other_one_and_the_optimum(
-    benchmark: Callable[[str], Any],
+    benchmark_module: Callable[[str], Any],
 ) -> None:
-    module = benchmark("policies")
+    module = benchmark_module("policies")
     served = {
         policy: module.Served(hits, 0, 0.0) for policy, hits in (("lru", 20), ("arc", 30), ("auto", 35))
     }
@@ -100,16 +100,21 @@ def session_and_blocks(turns: Iterator[Any]) -> list[tuple[int, int, int]]:
     return [(turn.agent >> 10, len(turn.keys), turn.live_blocks) for turn in turns]
 
 
-def test_sessions_in_lock_step_take_turns(benchmark: Callable[[str], Any], sessions: Path) -> None:
+def test_sessions_in_lock_step_take_turns(benchmark_module: Callable[[str], Any], sessions: Path) -> None:
     """An ended session's place goes to the next session. The workload ends when none is left for a place."""
-    turns = session_and_blocks(benchmark("workload").agents_in_lock_step(sessions, 2, None, 1))
+    turns = session_and_blocks(benchmark_module("workload").agents_in_lock_step(sessions, 2, None, 1))
     expected = [(0, 1, 1), (1, 1, 2), (0, 2, 3), (1, 2, 4), (2, 1, 3), (1, 3, 4), (3, 1, 4)]
     assert turns == expected
-    assert session_and_blocks(benchmark("workload").agents_in_lock_step(sessions, 2, 2, 1)) == expected[:4]
+    assert (
+        session_and_blocks(benchmark_module("workload").agents_in_lock_step(sessions, 2, 2, 1))
+        == expected[:4]
+    )
 
 
-def test_sessions_at_random_keep_their_own_order(benchmark: Callable[[str], Any], sessions: Path) -> None:
-    workload = benchmark("workload")
+def test_sessions_at_random_keep_their_own_order(
+    benchmark_module: Callable[[str], Any], sessions: Path
+) -> None:
+    workload = benchmark_module("workload")
     orders = [session_and_blocks(workload.agents_at_random(sessions, 2, None, 1, seed)) for seed in range(8)]
     assert orders[3] == session_and_blocks(workload.agents_at_random(sessions, 2, None, 1, 3))
     assert len({tuple(order) for order in orders}) > 1
@@ -119,9 +124,9 @@ def test_sessions_at_random_keep_their_own_order(benchmark: Callable[[str], Any]
             assert sizes == list(range(1, len(sizes) + 1))
 
 
-def test_keys_of_generated_workloads_name_whole_prefixes(benchmark: Callable[[str], Any]) -> None:
+def test_keys_of_generated_workloads_name_whole_prefixes(benchmark_module: Callable[[str], Any]) -> None:
     """Otherwise MIN would not be the optimum: a block always has the same block before it."""
-    module, policies = benchmark("synthetic"), benchmark("policies")
+    module, policies = benchmark_module("synthetic"), benchmark_module("policies")
     for workload in policies.synthetic_workloads(80):
         for requests in workload.variants:
             before: dict[bytes, bytes] = {}
