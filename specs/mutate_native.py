@@ -14,7 +14,8 @@ there are enough.
 2. *Judge.* The judges of `JUDGES` run one by one, the cheapest first, until one fails: tests against the
    Python twin, misuse, walks, and all of them with the address and undefined-behaviour sanitizers.
 
-Each process works in a copy of the checkout of its own.
+Each process works in a copy of the checkout of its own. The tests are not copied: edit none while this runs.
+Each result is written to the file of results when it is known, with the seconds that it took.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
@@ -41,8 +43,9 @@ from tree_sitter import Language, Node, Parser
 RESULTS = ROOT / "build" / "native_mutants.json"
 GENERATED = "tables.h"
 """Not mutated: it is generated from the machines' tables, and a test compares it with them."""
-HANGS_S = 240.0
-"""A judge that takes longer hangs, and has found the mutant."""
+HANGS_S = {"tests": 240.0, "no memory, sanitized": 120.0}
+"""A judge that takes longer hangs, and has found the mutant. Other judges have `OTHERS_HANG_S`."""
+OTHERS_HANG_S = 60.0
 
 
 # --- Generate ---
@@ -235,6 +238,17 @@ _TWINS = (
     "tests/core/ledger/test_frozen_state.py",
     "tests/check/worlds/test_saving.py",
 )
+_CLOSEST = {
+    "frozen.c": "tests/core/ledger/test_frozen_state.py",
+    "frozen.h": "tests/core/ledger/test_frozen_state.py",
+    "keeping.c": "tests/core/ledger/test_frozen_state.py",
+    "msgpack.c": "tests/core/ledger/test_frozen_state.py",
+    "saving.c": "tests/check/worlds/test_saving.py",
+    "slot_queue.c": "tests/core/policies/test_slot_queue.py",
+    "calls.c": "tests/core/native/test_native_calls.py",
+    "emitter.c": "tests/core/native/test_native_calls.py",
+}
+"""C file -> the tests that run first, because most of its mutants fail there."""
 _NOT = "not tables_are_those and not environment_chooses and not left_to_python_are_those"
 """Tests that look at the text of the sources, or start a process to ask which body it has."""
 
@@ -258,10 +272,20 @@ SANITIZED_JUDGES: dict[str, tuple[str, ...]] = {
 }
 
 
-def failure(house: House, command: tuple[str, ...], environment: dict[str, str]) -> str:
+def _closest_first(command: tuple[str, ...], file: str) -> tuple[str, ...]:
+    """The command of a judge, with the tests that are closest to the C file before its other tests."""
+    closest = _CLOSEST.get(file)
+    if closest not in command:
+        return command
+    first = min(command.index(test) for test in _TWINS)
+    others = [argument for argument in command[first:] if argument != closest]
+    return (*command[:first], closest, *others)
+
+
+def failure(house: House, name: str, command: tuple[str, ...], environment: dict[str, str]) -> str:
     """How a judge fails; empty if it passes."""
     try:
-        done = house.run(*command, seconds=HANGS_S, more=environment)
+        done = house.run(*command, seconds=HANGS_S.get(name, OTHERS_HANG_S), more=environment)
     except subprocess.TimeoutExpired:
         return "it hangs"
     if done.returncode == 0:
@@ -286,7 +310,7 @@ class Workshop:
         """Each judge must pass without a mutant."""
         for bench, judges, environment in self.rounds():
             for name, command in judges.items():
-                if by := failure(bench.house, command, environment):
+                if by := failure(bench.house, name, command, environment):
                     raise SystemExit(f"{name} fails without a mutant: {by}")
 
     def rounds(self) -> Iterator[tuple[Bench, dict[str, tuple[str, ...]], dict[str, str]]]:
@@ -302,7 +326,8 @@ class Workshop:
                     if not is_another:
                         return "same", "object code"
                     for name, command in judges.items():
-                        if by := failure(bench.house, command, environment):
+                        closest = _closest_first(command, edit.file)
+                        if by := failure(bench.house, name, closest, environment):
                             return "killed", f"{name}: {by}"
         except BuildError as error:
             return "refused", str(error).splitlines()[0]
@@ -317,8 +342,10 @@ def _open(place: str) -> None:
     _workshop = Workshop(Path(tempfile.mkdtemp(dir=place)))
 
 
-def _judged(edit: Edit) -> tuple[Edit, tuple[str, str]]:
-    return edit, _workshop.judge(edit)
+def _judged(edit: Edit) -> tuple[Edit, tuple[str, str, str]]:
+    began = time.monotonic()
+    outcome, by = _workshop.judge(edit)
+    return edit, (outcome, by, f"{time.monotonic() - began:.0f}")
 
 
 # --- Results ---
@@ -354,7 +381,7 @@ def options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def run(chosen: list[Edit], jobs: int) -> Iterator[tuple[Edit, tuple[str, str]]]:
+def run(chosen: list[Edit], jobs: int) -> Iterator[tuple[Edit, tuple[str, str, str]]]:
     place = tempfile.mkdtemp(prefix="kvsm-mutants-")
     try:
         Workshop(Path(place) / "first").look_without_mutant()
@@ -373,9 +400,10 @@ def main() -> None:
         results = {edit.name: known[edit.name] for edit in chosen if _is_settled(edit, known)}
         left = [edit for edit in chosen if edit.name not in results]
         RESULTS.parent.mkdir(exist_ok=True)
-        for count, (edit, (outcome, by)) in enumerate(run(left, chosen_options.jobs), start=1):
-            results[edit.name] = {"outcome": outcome, "by": by, "change": edit.change}
-            print(f"{count:4} of {len(left)}  {outcome:9}{edit.name}  {by}", flush=True)
+        for count, (edit, (outcome, by, seconds)) in enumerate(run(left, chosen_options.jobs), start=1):
+            results[edit.name] = {"outcome": outcome, "by": by, "seconds": seconds, "change": edit.change}
+            shown = f"  {edit.change}" if outcome == "survived" else ""
+            print(f"{count:4} of {len(left)}  {outcome:9}{edit.name}  {by}{shown}", flush=True)
             RESULTS.write_text(json.dumps(results, indent=1))
     for name, one in sorted(results.items()):
         if one["outcome"] == "survived":
