@@ -15,7 +15,7 @@ there are enough.
    Python twin, misuse, walks, and all of them with the address and undefined-behaviour sanitizers.
 
 Each process works in a copy of the checkout of its own. The tests are not copied: edit none while this runs.
-Each result is written to the file of results when it is known, with the seconds that it took.
+Each result is written to the file of results when it is known.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
@@ -43,9 +42,11 @@ from tree_sitter import Language, Node, Parser
 RESULTS = ROOT / "build" / "native_mutants.json"
 GENERATED = "tables.h"
 """Not mutated: it is generated from the machines' tables, and a test compares it with them."""
-HANGS_S = {"tests": 240.0, "no memory, sanitized": 120.0}
-"""A judge that takes longer hangs, and has found the mutant. Other judges have `OTHERS_HANG_S`."""
-OTHERS_HANG_S = 60.0
+HANGS_CPU_S, TESTS_HANG_CPU_S = 25, 90
+"""A judge that uses more CPU time hangs, and has found the mutant. Without a mutant, all tests use 20 s, and
+each other judge up to 8 s. Wall time would find mutants whenever other programs use the CPUs."""
+WAITS_S = 1800.0
+"""A judge that takes longer waits for something that does not come."""
 
 
 # --- Generate ---
@@ -150,17 +151,47 @@ def _dropped_reference(node: Node) -> Iterator[Change]:
 
 def _dropped_statement(node: Node) -> Iterator[Change]:
     droppable = ("expression_statement", "break_statement", "continue_statement")
-    if node.type in droppable and not _is_reference(node):
+    if node.type in droppable and not _is_reference(node) and not _is_prefetch(node):
         yield node, b";"
     if node.type == "return_statement" and not node.named_children:
         yield node, b";"
 
 
+def _is_prefetch(node: Node) -> bool:
+    """Whether the statement only brings memory into the cache: without it, all is slower and nothing else."""
+    return b"prefetch" in _called(node.named_children[0]) if node.named_children else False
+
+
 def _swapped(node: Node) -> Iterator[Change]:
     following = node.next_named_sibling
-    both = (node, following)
-    if following is not None and all(one is not None and one.type == "expression_statement" for one in both):
+    if following is None or any(one.type != "expression_statement" for one in (node, following)):
+        return
+    if not (_is_release(node) and _is_release(following)) and not _are_independent(node, following):
         yield node, following, _text(following) + b" " + _text(node)
+
+
+def _is_release(statement: Node) -> bool:
+    """Whether the statement releases a thing, or takes a reference: two of these may stand in any order."""
+    called = _called(statement.named_children[0]) if statement.named_children else b""
+    return called in (*_REFERENCES, b"free", b"batch_clear") or _is_prefetch(statement)
+
+
+def _are_independent(first: Node, second: Node) -> bool:
+    """Whether both are assignments without a call, and neither names what the other one changes."""
+    changed = []
+    for statement in (first, second):
+        inner = statement.named_children[0] if statement.named_children else None
+        left = inner.child_by_field_name("left") if inner is not None else None
+        if left is None or any(node.type == "call_expression" for node in _below(statement)):
+            return False
+        names = _names(left)
+        changed.append(names[-1] if left.type != "subscript_expression" else names[0])
+    return changed[0] not in _names(second) and changed[1] not in _names(first)
+
+
+def _names(node: Node) -> list[bytes]:
+    """The identifiers and fields that the node names, the last one last."""
+    return [_text(one) for one in _below(node) if one.type in ("identifier", "field_identifier")]
 
 
 def _ignored_failure(node: Node) -> Iterator[Change]:
@@ -239,16 +270,16 @@ _TWINS = (
     "tests/check/worlds/test_saving.py",
 )
 _CLOSEST = {
+    "calls.c": "tests/core/native/test_native_calls.py",
+    "emitter.c": "tests/core/native/test_native_calls.py",
     "frozen.c": "tests/core/ledger/test_frozen_state.py",
     "frozen.h": "tests/core/ledger/test_frozen_state.py",
     "keeping.c": "tests/core/ledger/test_frozen_state.py",
     "msgpack.c": "tests/core/ledger/test_frozen_state.py",
     "saving.c": "tests/check/worlds/test_saving.py",
     "slot_queue.c": "tests/core/policies/test_slot_queue.py",
-    "calls.c": "tests/core/native/test_native_calls.py",
-    "emitter.c": "tests/core/native/test_native_calls.py",
 }
-"""C file -> the tests that run first, because most of its mutants fail there."""
+"""C file -> cheap tests in which most of its mutants fail: they run before all other judges."""
 _NOT = "not tables_are_those and not environment_chooses and not left_to_python_are_those"
 """Tests that look at the text of the sources, or start a process to ask which body it has."""
 
@@ -258,9 +289,13 @@ def _walk(target: str, runs: int) -> tuple[str, ...]:
     return ("-m", "kvsm", "fuzz", "--target", target, *options)
 
 
+def _tests(*files: str) -> tuple[str, ...]:
+    return ("-m", "pytest", *_QUIET, "-k", _NOT, *files)
+
+
 JUDGES: dict[str, tuple[str, ...]] = {
     "lockstep": ("tests/support/native_lockstep.py", "0", "80"),
-    "tests": ("-m", "pytest", *_QUIET, "-k", _NOT, *_TWINS),
+    "tests": _tests(*_TWINS),
     "walk of the core": _walk("core", 60),
     "walk of serving": _walk("serving", 25),
     "walk of layers": _walk("layers", 25),
@@ -272,24 +307,25 @@ SANITIZED_JUDGES: dict[str, tuple[str, ...]] = {
 }
 
 
-def _closest_first(command: tuple[str, ...], file: str) -> tuple[str, ...]:
-    """The command of a judge, with the tests that are closest to the C file before its other tests."""
-    closest = _CLOSEST.get(file)
-    if closest not in command:
-        return command
-    first = min(command.index(test) for test in _TWINS)
-    others = [argument for argument in command[first:] if argument != closest]
-    return (*command[:first], closest, *others)
+def _judges_of(judges: dict[str, tuple[str, ...]], file: str) -> dict[str, tuple[str, ...]]:
+    """These judges, and before them the tests that are closest to the C file."""
+    if file not in _CLOSEST or "tests" not in judges:
+        return judges
+    others = [test for test in _TWINS if test != _CLOSEST[file]]
+    return {"tests, closest": _tests(_CLOSEST[file]), **judges, "tests": _tests(*others)}
 
 
-def failure(house: House, name: str, command: tuple[str, ...], environment: dict[str, str]) -> str:
+def failure(house: House, command: tuple[str, ...], environment: dict[str, str]) -> str:
     """How a judge fails; empty if it passes."""
+    limit = TESTS_HANG_CPU_S if len(set(_TWINS) & set(command)) > 1 else HANGS_CPU_S
     try:
-        done = house.run(*command, seconds=HANGS_S.get(name, OTHERS_HANG_S), more=environment)
+        done = house.run(*command, seconds=WAITS_S, cpu_seconds=limit, more=environment)
     except subprocess.TimeoutExpired:
         return "it hangs"
     if done.returncode == 0:
         return ""
+    if done.returncode == -signal.SIGXCPU:
+        return "it hangs"
     if done.returncode < 0:
         return signal.Signals(-done.returncode).name
     told = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR", "=="))]
@@ -310,7 +346,7 @@ class Workshop:
         """Each judge must pass without a mutant."""
         for bench, judges, environment in self.rounds():
             for name, command in judges.items():
-                if by := failure(bench.house, name, command, environment):
+                if by := failure(bench.house, command, environment):
                     raise SystemExit(f"{name} fails without a mutant: {by}")
 
     def rounds(self) -> Iterator[tuple[Bench, dict[str, tuple[str, ...]], dict[str, str]]]:
@@ -325,9 +361,8 @@ class Workshop:
                 with bench.changed(edit.file, edit.applied()) as is_another:
                     if not is_another:
                         return "same", "object code"
-                    for name, command in judges.items():
-                        closest = _closest_first(command, edit.file)
-                        if by := failure(bench.house, name, closest, environment):
+                    for name, command in _judges_of(judges, edit.file).items():
+                        if by := failure(bench.house, command, environment):
                             return "killed", f"{name}: {by}"
         except BuildError as error:
             return "refused", str(error).splitlines()[0]
@@ -342,10 +377,8 @@ def _open(place: str) -> None:
     _workshop = Workshop(Path(tempfile.mkdtemp(dir=place)))
 
 
-def _judged(edit: Edit) -> tuple[Edit, tuple[str, str, str]]:
-    began = time.monotonic()
-    outcome, by = _workshop.judge(edit)
-    return edit, (outcome, by, f"{time.monotonic() - began:.0f}")
+def _judged(edit: Edit) -> tuple[Edit, tuple[str, str]]:
+    return edit, _workshop.judge(edit)
 
 
 # --- Results ---
@@ -362,7 +395,7 @@ def table(results: dict[str, dict[str, str]]) -> str:
         by = [one["by"].split(":")[0] for one in judged if one["outcome"] == "killed"]
         survived = sum(one["outcome"] == "survived" for one in judged)
         total = len(by) + survived
-        counts = [by.count("lockstep"), by.count("tests")]
+        counts = [by.count("lockstep"), by.count("tests") + by.count("tests, closest")]
         counts += [sum(kind in one for one in by) for kind in ("walk", "sanitized")]
         share = f"{100 * len(by) / total:.1f} %" if total else "-"
         rows.append(f"| {operator} | {total} | {' | '.join(map(str, counts))} | {survived} | {share} |")
@@ -381,10 +414,14 @@ def options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def run(chosen: list[Edit], jobs: int) -> Iterator[tuple[Edit, tuple[str, str, str]]]:
+def run(chosen: list[Edit], jobs: int) -> Iterator[tuple[Edit, tuple[str, str]]]:
     place = tempfile.mkdtemp(prefix="kvsm-mutants-")
     try:
-        Workshop(Path(place) / "first").look_without_mutant()
+        first = Workshop(Path(place) / "first")
+        first.look_without_mutant()
+        if jobs == 1:
+            yield from ((edit, first.judge(edit)) for edit in chosen)
+            return
         with multiprocessing.Pool(jobs, _open, (place,)) as pool:
             yield from pool.imap_unordered(_judged, chosen)
     finally:
@@ -400,8 +437,8 @@ def main() -> None:
         results = {edit.name: known[edit.name] for edit in chosen if _is_settled(edit, known)}
         left = [edit for edit in chosen if edit.name not in results]
         RESULTS.parent.mkdir(exist_ok=True)
-        for count, (edit, (outcome, by, seconds)) in enumerate(run(left, chosen_options.jobs), start=1):
-            results[edit.name] = {"outcome": outcome, "by": by, "seconds": seconds, "change": edit.change}
+        for count, (edit, (outcome, by)) in enumerate(run(left, chosen_options.jobs), start=1):
+            results[edit.name] = {"outcome": outcome, "by": by, "change": edit.change}
             shown = f"  {edit.change}" if outcome == "survived" else ""
             print(f"{count:4} of {len(left)}  {outcome:9}{edit.name}  {by}{shown}", flush=True)
             RESULTS.write_text(json.dumps(results, indent=1))

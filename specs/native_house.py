@@ -7,13 +7,14 @@ counters of the lines that run, or from changed C text. The checkout itself is n
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from kvsm.core.native.sources import digest_of_sources
@@ -87,13 +88,19 @@ class House:
         )
 
     def run(
-        self, *arguments: str, seconds: float | None = None, more: Mapping[str, str] | None = None
+        self,
+        *arguments: str,
+        seconds: float | None = None,
+        cpu_seconds: int | None = None,
+        more: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
         """Run Python in this copy. If its native body cannot be loaded, that is an error. Raises
         `TimeoutExpired`.
 
+        cpu_seconds: a process that uses more CPU time ends by SIGXCPU.
         more: additional environment variables.
         """
+        limit = None if cpu_seconds is None else partial(_limit_cpu, cpu_seconds)
         search = [self.place, self.place / "tests" / "support", self.place / "specs"]
         path = os.pathsep.join(map(str, search))
         return subprocess.run(
@@ -104,6 +111,7 @@ class House:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             timeout=seconds,
+            preexec_fn=limit,
             check=False,
         )
 
@@ -152,6 +160,10 @@ def sanitized(house: House) -> dict[str, str] | None:
         "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",
         "PYTHONMALLOC": "malloc",
     }
+
+
+def _limit_cpu(seconds: int) -> None:
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
 
 
 def _compiler(*arguments: str, cwd: Path) -> str:
