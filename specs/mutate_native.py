@@ -268,12 +268,15 @@ _TWINS = (
     "tests/core/policies/test_slot_queue.py",
     "tests/core/ledger/test_frozen_state.py",
     "tests/check/worlds/test_saving.py",
+    "tests/core/ledger/test_ledger.py",
+    "tests/states/test_events.py",
 )
 _CLOSEST = {
     "calls.c": "tests/core/native/test_native_calls.py",
     "emitter.c": "tests/core/native/test_native_calls.py",
     "frozen.c": "tests/core/ledger/test_frozen_state.py",
     "frozen.h": "tests/core/ledger/test_frozen_state.py",
+    "ids.c": "tests/states/test_events.py",
     "keeping.c": "tests/core/ledger/test_frozen_state.py",
     "msgpack.c": "tests/core/ledger/test_frozen_state.py",
     "saving.c": "tests/check/worlds/test_saving.py",
