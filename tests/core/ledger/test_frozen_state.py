@@ -274,8 +274,9 @@ def test_each_length_has_the_form_of_msgpack(count: int, monkeypatch: pytest.Mon
 
 
 @needs_native
-@pytest.mark.parametrize("key_size", [0, 250, 300, 70_000])
+@pytest.mark.parametrize("key_size", [0, 250, 254, 255, 300, 65_534, 65_535, 70_000])
 def test_each_length_of_a_key(key_size: int) -> None:
+    """A key has one byte more. The limits of the forms are 255 and 65535 bytes."""
     ledger = stored(3, key_size=key_size)
     assert finished(freeze(ledger)) == snapshot(ledger)
 

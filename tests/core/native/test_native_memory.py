@@ -27,7 +27,8 @@ from call_twins import KEYS, make_core
 from native_twins import RecordingListener, saved, walked
 from scarce_memory import CALM, Allocator, OfC, OfPython, Scene, fail_each, is_counted, python_survives
 
-from kvsm.check.worlds.core_options import CoreOptions, draw_options
+from kvsm import events as ev
+from kvsm.check.worlds.core_options import draw_options
 from kvsm.core import native
 from kvsm.core.ledger import Ledger
 from kvsm.core.ledger.frozen import freeze
@@ -35,7 +36,8 @@ from kvsm.core.ledger.key_index import NativeIndex
 from kvsm.core.native import _body
 from kvsm.core.offloader import Offloader
 from kvsm.core.policies.slot_queue import NativeSlotQueue
-from kvsm.events import LOAD, STORE, OffloadConfig, OffloadingEvent, Restarted
+from kvsm.events import LOAD, STORE, CacheReset, OffloadConfig, OffloadingEvent, Restarted
+from kvsm.ids import pack
 
 if native.WHY_NOT:
     pytest.skip(f"Python folds: {native.WHY_NOT}", allow_module_level=True)
@@ -141,8 +143,8 @@ def test_what_cannot_be_made_is_refused(make: Callable[[], Any], allocator: Allo
 class Moment:
     """A ledger before one event of a walk, as often as it is wanted."""
 
-    def __init__(self, options: CoreOptions, events: Sequence[OffloadingEvent], place: int) -> None:
-        self._config, self._before, self.event = options.config(), events[:place], events[place]
+    def __init__(self, config: OffloadConfig, events: Sequence[OffloadingEvent], place: int) -> None:
+        self._config, self._before, self.event = config, events[:place], events[place]
 
     def ledger(self) -> Ledger:
         ledger = Ledger(self._config, RecordingListener())
@@ -158,7 +160,27 @@ def moments(seeds: int) -> Iterator[Moment]:
         events = walked(options, seed, 14)
         for place, event in enumerate(events):
             if not isinstance(event, Restarted):  # only Python folds it, and numpy raises `SystemError` then
-                yield Moment(options, events, place)
+                yield Moment(options.config(), events, place)
+
+
+def moments_of_many() -> Iterator[Moment]:
+    """The moments at which a store of many blocks ends, each way, and at which its blocks are used later.
+    Walks rarely fail a store of more than 20 blocks, and Python reuses the memory of smaller tuples."""
+    config, many = OffloadConfig(host_blocks=40, device_blocks=40), pack(range(30))
+    plan = ev.StorePlanned(1, 0, 0, (), tuple([b"key-%d" % slot for slot in range(30)]), many, many)
+    submitted = (plan, ev.TransfersSubmitted(2, 0, 0, (1,)))
+    stored = (*submitted, ev.WorkerReported(3, 0, 0, 1, 0, True))
+    for before, event in (
+        ((), plan),
+        ((plan,), ev.TransferCancelled(2, 0, 0, 1)),
+        (submitted, ev.WorkerReported(3, 0, 0, 1, 0, True)),
+        (submitted, ev.WorkerReported(3, 0, 0, 1, 0, False)),
+        (submitted, CacheReset(3, 0, 0, 1)),
+        (stored, ev.BlocksEvicted(4, 0, 0, many, (), 0)),
+        (stored, ev.HitMatched(4, 0, 0, "r", many)),
+        (stored, CacheReset(4, 0, 0, 1)),
+    ):
+        yield Moment(config, (*before, event), len(before))
 
 
 more_seeds = pytest.mark.parametrize("seeds", [3, pytest.param(25, marks=pytest.mark.slow)])
@@ -183,7 +205,7 @@ def test_an_event_is_folded_or_refused(seeds: int, allocator: Allocator) -> None
 
         return Scene(lambda: ledger.apply(moment.event) and None, state, is_half_folded)
 
-    for moment in moments(seeds):
+    for moment in (*moments(seeds), *moments_of_many()):
         fail_each(partial(make, moment), allocator)
 
 
@@ -191,7 +213,7 @@ def test_an_event_is_folded_or_refused(seeds: int, allocator: Allocator) -> None
 @more_seeds
 def test_a_copy_in_progress_is_right_or_says_that_memory_lacks(seeds: int, allocator: Allocator) -> None:
     """Even if an event has no memory to keep what the copy still needs."""
-    for moment in moments(seeds):
+    for moment in (*moments(seeds), *moments_of_many()):
         number = calm = 0
         while calm < CALM:
             ledger = moment.ledger()
