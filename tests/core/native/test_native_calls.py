@@ -10,8 +10,10 @@ from inspect import unwrap
 from operator import sub
 from pathlib import Path
 from random import Random
+from sys import getrefcount
 from types import CodeType, FrameType
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -193,6 +195,30 @@ def test_a_stop_that_fails_leaves_nobody_who_may_change_the_ledger(monkeypatch: 
     assert isinstance(twins.call("complete_load", live(twins)).error, KeyboardInterrupt)
     monkeypatch.undo()
     assert isinstance(twins.call("finish", "q").error, Poisoned)
+
+
+class Full(OSError):
+    """An error of a log, whose instances are counted."""
+
+
+def test_a_stop_that_fails_holds_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor its traceback, which would hold the log. Another error has taken its place."""
+    core = make_core(CONFIG)
+    core.arrive("q")  # the first call decides which thread may make others
+    log, classes = ref(log_of(core)), getrefcount(Full)
+    log_of(core).next = [Full("full")]
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Offloader, "_stop", interrupted)
+    with suppress(KeyboardInterrupt):
+        core.arrive("r")
+    assert not core.log.next  # type: ignore[union-attr]
+    del core
+    gc.collect()
+    assert [one for one in gc.get_objects() if type(one) is Full] == []
+    assert (getrefcount(Full), log()) == (classes, None)
 
 
 def test_a_core_that_is_closed_refuses_every_call() -> None:
