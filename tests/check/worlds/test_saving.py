@@ -138,6 +138,20 @@ def test_damaged_bytes_are_refused() -> None:
 
 
 @needs_native
+def test_an_object_of_a_class_that_makes_none_is_not_loaded() -> None:
+    """Such a class has no `__new__` to call."""
+
+    class Part:
+        value: object
+
+    iterator, part = iter(()), Part()
+    part.value = iterator
+    packer = native.PackerBody(((Part, {}, ("value",)),), ((type(iterator), lambda _: (1,), ("one",)),), ())
+    with pytest.raises(TypeError, match="makes no objects"):
+        packer.unpack(packer.pack((part,)))
+
+
+@needs_native
 def test_saving_and_loading_keeps_no_memory() -> None:
     """Even one leaked object of the smallest size would take 28 bytes per call."""
     saver, world, times = saver_of(), walked(SMALL, 2), 1000

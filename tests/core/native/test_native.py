@@ -291,6 +291,14 @@ def test_a_refused_store_leaves_the_keys_of_earlier_lives() -> None:
     assert (ledger.key_of, len(ledger.index)) == (before, 0)
 
 
+def test_a_store_whose_key_finds_no_place_fails() -> None:
+    """The index already names a key for each slot, behind the ledger's back."""
+    ledger = Ledger(OffloadConfig(host_blocks=2, device_blocks=2))
+    ledger.index.update({b"x": 0, b"y": 1})
+    with pytest.raises(RuntimeError, match="changed without the index"):
+        ledger.apply(StorePlanned(1, 0, 0, (), (b"key",), (0,), (0,)))
+
+
 def test_a_slot_that_is_a_bool_is_a_number_to_both() -> None:
     """A store from another tier is left to Python, which enters its keys one by one."""
     twins = Twins(OffloadConfig(host_blocks=2, device_blocks=2))
