@@ -10,8 +10,11 @@ import sys
 import tracemalloc
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import reduce
 from itertools import takewhile
+from operator import or_
 from random import Random
 from sys import getrefcount
 from typing import Any
@@ -23,7 +26,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from museum.drawn_worlds import audited_core, audited_serving, audited_tiers
-from native_twins import Twins, is_refusal, reset_often, spoiled, walked, walked_in_arrays, wrong_parents
+from native_twins import (
+    RecordingListener,
+    Twins,
+    is_refusal,
+    reset_often,
+    spoiled,
+    walked,
+    walked_in_arrays,
+    wrong_parents,
+)
 from places import ROOT
 
 from examples import examples
@@ -39,7 +51,15 @@ from kvsm.core.offloader import Offloader
 from kvsm.core.policies import POLICIES
 from kvsm.core.policies.slot_queue import NativeSlotQueue, SlotQueue
 from kvsm.errors import ConfigError, InvalidEvent
-from kvsm.events import KINDS, BlocksTouched, CacheReset, OffloadConfig, RequestArrived, StorePlanned
+from kvsm.events import (
+    KINDS,
+    BlocksTouched,
+    CacheReset,
+    OffloadConfig,
+    OffloadingEvent,
+    RequestArrived,
+    StorePlanned,
+)
 from kvsm.ids import SMALL
 from kvsm.states.block import BLOCK
 
@@ -97,11 +117,16 @@ def test_the_environment_chooses(chosen: str, said: str) -> None:
     assert (done.returncode == 0) == (chosen != "yes")
 
 
-def test_the_kinds_that_are_left_to_python_are_those_of_the_docs() -> None:
-    """The native body has an entry for each kind that it folds, and docs/architecture.md names all others."""
+def folded_in_c() -> set[str]:
+    """The names of the kinds of events that the native body folds."""
     source = (ROOT / "kvsm" / "core" / "native" / "ledger.c").read_text(encoding="utf-8")
     table = source.split("handlers[NUM_KINDS] = {")[1].split("};")[0]
-    folded = set(re.findall(r"\[KIND_(\w+)\]", table))
+    return set(re.findall(r"\[KIND_(\w+)\]", table))
+
+
+def test_the_kinds_that_are_left_to_python_are_those_of_the_docs() -> None:
+    """The native body has an entry for each kind that it folds, and docs/architecture.md names all others."""
+    folded = folded_in_c()
     docs = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     left = set(re.findall(r"`(\w+)`", docs.split("| always |")[1].split("\n")[0]))
     assert folded | left == {kind.__name__ for kind in KINDS}
@@ -261,6 +286,48 @@ def test_a_search_for_chunks_leaves_nothing_behind() -> None:
     left = tracemalloc.get_traced_memory()[0] - begun
     tracemalloc.stop()
     assert left < 1000
+
+
+_DECODE = msgspec.msgpack.Decoder(list[reduce(or_, KINDS)]).decode  # type: ignore[misc]
+
+
+def objects_of(value: object) -> Iterator[object]:
+    """The objects of a field of an event that belong to this event alone."""
+    if isinstance(value, tuple):
+        for item in value:
+            yield from objects_of(item)
+    if isinstance(value, str | bytes | tuple) and value:
+        yield value
+
+
+def fold_and_drop(config: OffloadConfig, events: list[OffloadingEvent], wrong: float) -> None:
+    """Fold these events, and wrong ones between them, in a ledger that is then dropped."""
+    ledger, random = Ledger(config, RecordingListener()), Random(1)
+    for event in events:
+        if random.random() < wrong:
+            with suppress(Exception):
+                ledger.apply(spoiled(event, random))
+            if ledger.seq + 1 != event.seq:
+                return
+        ledger.apply(event)
+
+
+def test_folding_gives_back_what_it_took() -> None:
+    """Each kind of event that C folds, right and wrong. A record that is lost holds objects of its events."""
+    logs = [walked_in_arrays(seed) for seed in range(0, 12, 4)]
+    for seed in range(12):
+        options = draw_options(Random(seed))
+        logs.append((options.config(), walked(options, seed, 120)))
+    assert folded_in_c() <= {type(event).__name__ for _, events in logs for event in events}
+    for config, log in logs:
+        events = _DECODE(msgspec.msgpack.encode([*log]))
+        objects = [one for event in events for one in objects_of(msgspec.structs.astuple(event))]
+        before = [*map(getrefcount, objects)]
+        for wrong in (0, 0.2):
+            fold_and_drop(config, events, wrong)
+        gc.collect()
+        after = [*map(getrefcount, objects)]
+        assert [one for one, *counts in zip(objects, before, after) if counts[0] != counts[1]] == []
 
 
 def test_a_reset_takes_the_arc_of_what_it_voids() -> None:
