@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections import OrderedDict
 from collections.abc import Callable
 from random import Random
 from sys import getrefcount
@@ -211,6 +212,26 @@ def test_a_batch_may_have_a_form_that_only_python_reads() -> None:
     ledger.apply(ev.HitMatched(9, 0, 0, "b", tuple(range(17))))
     assert len(ledger.policy) == 3
     assert finished(copy) == wanted
+
+
+@needs_native
+@pytest.mark.parametrize(
+    "replace",
+    [
+        lambda ledger: delattr(ledger, "offers"),
+        lambda ledger: setattr(ledger.offers, "times", []),
+        lambda ledger: setattr(ledger.provenance, "brought", OrderedDict()),
+        lambda ledger: setattr(ledger.provenance, "stale", OrderedDict()),
+        lambda ledger: setattr(ledger, "free", []),
+    ],
+    ids=["no offers", "offers", "brought", "stale", "free"],
+)
+def test_containers_of_another_kind_are_not_copied_in_c(replace: Callable[[Ledger], None]) -> None:
+    """A test may have built its ledger from them. Then the state is copied at once, in Python."""
+    ledger = stored(4)
+    assert isinstance(ledger, NativeLedger)
+    replace(ledger)
+    assert ledger.freeze() is None
 
 
 # Forms and sizes.
