@@ -48,7 +48,9 @@ def draw_serving(random: Random) -> ServingOptions:
         lazy_target_blocks=random.randint(1, 4),
         policy=draw_policy(random),
         blocks_per_chunk=1 if lazy else random.choice((1, 1, 2)),
-        store_threshold=1 if lazy else random.choice((1, 1, 2)),
+        store_threshold=(threshold := 1 if lazy else random.choice((1, 1, 2))),
+        # A chunk that is offered too seldom has no store, and its reason is logged only once.
+        checks_stores=threshold == 1,
         max_live_transfers=random.randint(2, 8),
         defer_ticks=random.choice((0, 1, 3)),
         budgets=Budgets(
@@ -268,6 +270,7 @@ def draw_routed(random: Random) -> ServingOptions:
         slots=random.randint(1, 6),
         workers=1,
         router=True,
+        checks_stores=True,
         last_step=LastStep.KEEP_STEPPING,
         prefix_cache=False,
         blocks_per_chunk=random.choice((1, 2, 2)),

@@ -1,6 +1,6 @@
 """Check that each step stores every chunk that it can (no doubled or lost store, S13).
 
-The wider engine checks after each step, for the requests that the step computes:
+The booked engine checks after each step, for the requests that the step computes:
 
 - each full chunk with confirmed tokens is on the host, or being stored, or was loaded, or waits;
 - a chunk waits only while there is a reason: a copy touches its device blocks, the step stores other chunks,
@@ -29,7 +29,7 @@ from kvsm.ids import listed
 from kvsm.properties import Property
 
 if TYPE_CHECKING:
-    from kvsm.check.worlds.wider_engine import WiderEngine
+    from kvsm.check.worlds.booked_engine import BookedEngine
 
 
 @declared
@@ -59,20 +59,20 @@ class OfferedChunksBook:
         """The cache is reset: all requests must offer all of their chunks again."""
         self.settled.clear()
 
-    def loaded(self, engine: WiderEngine, request: SmallRequest, end: int) -> None:
+    def loaded(self, engine: BookedEngine, request: SmallRequest, end: int) -> None:
         """A load has brought the tokens up to `end`. The host had these chunks, so they are settled."""
         begin = self.found[request.request_id]
         brought = [key for key, first, last, _ in _chunks(engine, request, end) if begin <= first < last]
         self.settled.setdefault(request.request_id, set()).update(brought)
 
-    def check(self, engine: WiderEngine, scheduled: Collection[str]) -> None:
+    def check(self, engine: BookedEngine, scheduled: Collection[str]) -> None:
         """Check the plan of this step. scheduled: the requests that the step computes.
 
         Raises `PropertyBroken` for a chunk that is not stored although nothing prevents it.
         """
         if engine.config.store is not StoreMode.EAGER or engine.core.config.store_threshold > 1:
             return
-        waiting, requests = [], engine.running | engine.paused
+        waiting, requests = [], engine.holders()
         for name, request in requests.items():
             if request.loading or request.kv_transfer_params is not None or engine.is_shadowed(request):
                 continue
@@ -84,7 +84,7 @@ class OfferedChunksBook:
             message = f"the chunk up to token {end} of request {name} is not stored, and the host has room"
             raise PropertyBroken(Property.STORED_ONCE, message)
 
-    def _waiting(self, engine: WiderEngine, request: SmallRequest) -> list[int]:
+    def _waiting(self, engine: BookedEngine, request: SmallRequest) -> list[int]:
         """The end tokens of the chunks that only a lack of room could delay. Books the settled chunks."""
         ledger, ends = engine.core.ledger, []
         settled = self.settled.setdefault(request.request_id, set())
@@ -108,7 +108,7 @@ def _confirmed(request: SmallRequest) -> int:
 
 
 def _chunks(
-    engine: WiderEngine, request: SmallRequest, confirmed: int
+    engine: BookedEngine, request: SmallRequest, confirmed: int
 ) -> Iterator[tuple[bytes, int, int, list[int]]]:
     """The full-attention chunks before token `confirmed`: (key, first token, end token, device blocks).
 
@@ -126,7 +126,7 @@ def _chunks(
             yield key, end - tokens, end, table[place * chunk : (place + 1) * chunk]
 
 
-def _slots_of(engine: WiderEngine, requests: Iterable[SmallRequest]) -> set[int]:
+def _slots_of(engine: BookedEngine, requests: Iterable[SmallRequest]) -> set[int]:
     """The slots that hold chunks of these requests, in any group. An offer may name these chunks too, and
     then it does not evict them."""
     index, groups = engine.core.ledger.index, range(len(engine.groups))
@@ -134,27 +134,27 @@ def _slots_of(engine: WiderEngine, requests: Iterable[SmallRequest]) -> set[int]
     return {index[key] for key in keys if key in index}
 
 
-def _stores(engine: WiderEngine, slot: int, blocks: list[int]) -> bool:
+def _stores(engine: BookedEngine, slot: int, blocks: list[int]) -> bool:
     """Whether the store that fills this slot reads these device blocks."""
     ledger = engine.core.ledger
     return set(blocks) <= set(listed(ledger.transfers[ledger.generation[slot]].device_blocks))
 
 
-def _may_store(engine: WiderEngine) -> bool:
+def _may_store(engine: BookedEngine) -> bool:
     """Whether the step could have stored more, given room on the host."""
     ledger = engine.core.ledger
     full = len(ledger.transfers) >= engine.core.config.max_live_transfers
     return not (full or engine.plan.stores or ledger.draining() or refuses_now(engine.log))
 
 
-def _has_room(engine: WiderEngine, kept: Collection[int]) -> bool:
+def _has_room(engine: BookedEngine, kept: Collection[int]) -> bool:
     """Whether the step could have stored more. kept: slots that may not be evicted for it."""
     ledger = engine.core.ledger
     protected = sum(slot in ledger.policy for slot in kept)
     return _may_store(engine) and len(ledger.free) + ledger.evictable() > protected
 
 
-def check_head_of_queue(engine: WiderEngine) -> None:
+def check_head_of_queue(engine: BookedEngine) -> None:
     """Check lazy stores: no block at the head of the free queue is missing on the host while it has room.
 
     Bytes that were loaded before a reset are excepted: they are never stored.

@@ -26,6 +26,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import structs
 
+from kvsm.check.worlds.booked_engine import BookedEngine
 from kvsm.check.worlds.crash import FlushedLog
 from kvsm.check.worlds.describing import describe_ledger
 from kvsm.check.worlds.fingerprint import fingerprint
@@ -614,7 +615,13 @@ class EndingServing(ServingWorld):
     the ledger.
     """
 
+    engine_class = BookedEngine
     check_every = 20
+
+    engine: Annotated[BookedEngine, PART]
+
+    def parts(self) -> tuple[object, ...]:
+        return (*super().parts(), self.engine.offered)
 
     def check(self) -> None:
         """Check every property; at rest also that a next process serves all that the host has (S19)."""

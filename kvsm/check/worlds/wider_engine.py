@@ -9,8 +9,8 @@
 - Mamba layers: each state that a step computes at the end of a block is handed over in the next step. Its
   bytes are modelled as the cells of its block.
 
-It also checks what each step stores (`kvsm.check.worlds.offered_chunks`), and that no copy touches the blocks
-of a finished request when they may be freed (no reuse in flight, S3).
+It also checks that no copy touches the blocks of a finished request when they may be freed (no reuse in
+flight, S3).
 """
 
 from __future__ import annotations
@@ -18,25 +18,23 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any
 
-from kvsm.check.worlds.offered_chunks import OfferedChunksBook, check_head_of_queue
-from kvsm.check.worlds.small_engine import SmallEngine
+from kvsm.check.worlds.booked_engine import BookedEngine
 from kvsm.check.worlds.small_request import NULL, Cell, SmallRequest
 from kvsm.check.worlds.small_workers import ComputedRange
-from kvsm.core.ledger.canonical import KEPT, PART, Seen, declared
+from kvsm.core.ledger.canonical import KEPT, Seen, declared
 from kvsm.core.scheduler import GroupKind, StepResults
 from kvsm.errors import PropertyBroken
 from kvsm.ids import to_list
 from kvsm.properties import Property
-from kvsm.states.request import RequestState
 
 REJECTED = b"rejected"
 """The KV that a rejected draft has written."""
 
 
 @declared
-class WiderEngine(SmallEngine):
-    """A `SmallEngine` with drafters, pausing sessions, reused names and reconsidered admissions. It takes the
-    same arguments."""
+class WiderEngine(BookedEngine):
+    """A `BookedEngine` with drafters, pausing sessions, reused names and reconsidered admissions. It takes
+    the same arguments."""
 
     paused: Annotated[
         dict[str, SmallRequest],
@@ -52,7 +50,6 @@ class WiderEngine(SmallEngine):
     """Request -> its last tokens, whose KV a draft has overwritten."""
     reconsiders: Annotated[bool, KEPT]
     """Whether this step preempts a request that it admits."""
-    offered: Annotated[OfferedChunksBook, PART]
     computed: Annotated[
         Collection[str],
         Seen(lambda engine, names: sorted(names.requests[name] for name in engine.computed)),
@@ -62,7 +59,7 @@ class WiderEngine(SmallEngine):
     def __init__(self, *options: Any, **more: Any) -> None:
         super().__init__(*options, **more)
         self.paused, self.unverified = {}, {}
-        self.reconsiders, self.offered, self.computed = False, OfferedChunksBook(), ()
+        self.reconsiders, self.computed = False, ()
 
     # Reused names.
 
@@ -82,16 +79,10 @@ class WiderEngine(SmallEngine):
             super().finish(request, aborted=aborted)
             return
         self.paused.pop(name, None)
-        self.offered.lost_blocks(request)
         earlier = self.sending.pop(name, None)
         super().finish(request, aborted=aborted)
         if earlier is not None:
             self.sending[name] = earlier + self.sending.get(name, [])
-
-    def is_shadowed(self, request: SmallRequest) -> bool:
-        """Whether a load of an earlier request of its name is in flight. Until its end nothing is stored."""
-        entry = self.core.ledger.requests.get(request.request_id)
-        return entry is not None and entry.state is RequestState.FINISHED
 
     def take_results(self, results: StepResults) -> None:
         """Apply the scheduler's answer, after checking which blocks it frees."""
@@ -107,17 +98,15 @@ class WiderEngine(SmallEngine):
             if touched:
                 message = f"blocks of request {name} may be freed, but copies touch {sorted(touched)}"
                 raise PropertyBroken(Property.NO_REUSE_IN_FLIGHT, message)
-        # A load may end after its request has stopped waiting for it.
-        brought = [load for load in results.loads if load.good and self.requests[load.request].loading]
         super().take_results(results)
-        for load in brought:
-            if not self.requests[load.request].finished:
-                self.offered.loaded(self, self.requests[load.request], load.num_computed_tokens)
 
     # Sessions that pause.
 
     def unfinished(self) -> bool:
         return super().unfinished() or bool(self.paused)
+
+    def holders(self) -> dict[str, SmallRequest]:
+        return self.running | self.paused
 
     def end_part(self, request: SmallRequest) -> None:
         """A session pauses; any other request is over."""
@@ -138,7 +127,6 @@ class WiderEngine(SmallEngine):
 
     def preempt(self, request: SmallRequest) -> None:
         self.verify(request)
-        self.offered.lost_blocks(request)
         super().preempt(request)
 
     def _admit(self, scheduled: dict[str, int], accept: int | None) -> None:
@@ -224,26 +212,9 @@ class WiderEngine(SmallEngine):
             for token in range(drafted.first, drafted.last):
                 self.write(drafted, token, request.cells[token])
 
-    # What is stored.
-
-    def _local(self, request: SmallRequest) -> tuple[int, list[list[int]]]:
-        end, blocks = super()._local(request)
-        self.offered.found[request.request_id] = end
-        return end, blocks
-
-    def reset(self) -> bool:
-        epoch = self.core.ledger.epoch
-        done = super().reset()
-        if self.core.ledger.epoch > epoch:
-            # A reset of an empty host changes nothing: evicted chunks are still offered at the end.
-            self.offered.forget()
-        return done
+    # Steps.
 
     def _advance(self, scheduled: Mapping[str, int]) -> None:
-        """Check the plan of the step before its tokens count as computed."""
-        if self.checks_stores:
-            check_head_of_queue(self)
-            self.offered.check(self, scheduled)
         super()._advance(scheduled)
         if self.has_states:
             self.computed = list(scheduled)

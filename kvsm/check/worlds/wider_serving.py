@@ -38,9 +38,6 @@ class WiderServing(EndingServing):
         self.names = options.names or len(options.requests)
         super().__init__(options, keep_events=keep_events)
 
-    def parts(self) -> tuple[object, ...]:
-        return (*super().parts(), self.engine.offered)
-
     def _request(self, place: int) -> SmallRequest:
         request = super()._request(place)
         request.request_id = f"r{place % self.names}"
