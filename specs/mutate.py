@@ -415,7 +415,7 @@ def _survey(tests: list[str], examples: int) -> Survey:
     result.at_import = take()
     silence()
     code = run_pytest(Session(examples, work), tests)
-    if code or not result.calls:
+    if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) or not result.calls:
         raise SystemExit(f"the survey ended with pytest's exit code {code}")
     return result
 
