@@ -49,7 +49,7 @@ from kvsm.cli import main
 from kvsm.cli.exit_codes import ExitCode
 from kvsm.core.ledger import HANDLERS, Ledger, RequestRecord
 from kvsm.core.ledger.snapshot import restore, snapshot
-from kvsm.errors import KvsmError
+from kvsm.errors import KvsmError, LogError
 from kvsm.events import OffloadConfig, OffloadingEvent
 from kvsm.ids import to_list
 from kvsm.states.block import BLOCK_WORDS, BlockState
@@ -538,6 +538,33 @@ def test_a_report_that_is_rejected_without_cause_is_named() -> None:
     assert (found.event, found.action) == (seq, "refuse_report")
 
 
+@pytest.mark.usefixtures("_python_folds")
+def test_a_report_that_the_ledger_does_not_note_is_named_in_words(
+    monkeypatch: pytest.MonkeyPatch, conformance: MakeConformance
+) -> None:
+    """The ledger has a set of workers, and the protocol a word for each worker."""
+    plant(monkeypatch, ev.WorkerReported, count_a_report_twice)
+    found = first_mismatch_of_lives(conformance)
+    assert found is not None
+    assert (found.variable, found.expected, found.found) == ("report", "reported", "not reported")
+
+
+def test_device_blocks_of_another_engine_are_forgotten_after_an_import() -> None:
+    """Nobody asks for them again, and a log may have millions of imports."""
+    life = Life(host_blocks=4, workers=1)
+    job = life.core.import_blocks((("r0", 2),), [key(0), key(1)], "engine p-1").job
+    follower = ProtocolFollower(Ledger(life.config), offload_conformance(life.config))
+    held = follower.shadow.cells["key"].values
+    for event in life.events:
+        assert follower.follow(event) is None
+    assert len(held) == 2
+    planned = len(life.events)
+    life.ended(job)
+    for event in life.events[planned:]:
+        assert follower.follow(event) is None
+    assert held == {}
+
+
 def test_a_device_block_computed_under_a_copy_is_named() -> None:
     """The engine may not compute another key into a device block that a store still reads."""
     life = Life(host_blocks=4, workers=1)
@@ -562,6 +589,15 @@ def test_a_log_of_many_segments_conforms(tmp_path: Path) -> None:
     life.close()
     found = verify_protocol(tmp_path / "log", every=50)
     assert (found.verdict, found.events, found.trusted) == (ProtocolVerdict.CONFORMS, len(life.events), ())
+
+
+def test_a_log_without_a_whole_event_is_refused(tmp_path: Path) -> None:
+    """It is not a log that conforms."""
+    Life(tmp_path / "log").close()
+    (segment,) = (tmp_path / "log").glob("*.kvsm")
+    segment.write_bytes(segment.read_bytes()[:20])
+    with pytest.raises(LogError, match="there is no whole event in this log"):
+        verify_protocol(tmp_path / "log")
 
 
 def test_a_log_whose_first_segments_are_gone_conforms(tmp_path: Path) -> None:
