@@ -9,15 +9,19 @@ hit is made of keys that the host has, or that are readable on the disk.
   room for the missing keys.
 - It never waits if the host can read all keys of the longest hit, and no other request is loading them.
 - When a request may wait no longer, it is offered the longest hit that the host can read then.
+- The device may lose a prompt's blocks while the request holds what was fetched for it. The request then asks
+  for the whole hit. Its own blocks must not keep it waiting.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from copy import copy
 from typing import NamedTuple
 
 from kvsm.check.worlds.check_counts import count_case
 from kvsm.check.worlds.longest_hit import AskedPrompt, Settled, asked_prompt, check_answer
+from kvsm.check.worlds.small_request import SmallRequest
 from kvsm.core.ledger import Ledger
 from kvsm.core.scheduler import OffloadScheduler
 from kvsm.core.scheduler.protocols import EngineRequest
@@ -55,9 +59,7 @@ class BeforeAnswerWithDisk(NamedTuple):
             return cls(request, asked)
         ledger = scheduler.offloader.ledger
         index = ledger.index
-        below, is_readable = tier.disk.ledger.index, tier.disk.ledger.readable
-        end = asked.end(lambda key: key in index or (key in below and is_readable(below[key])))
-        keys = asked.keys_read(end)
+        keys = _keys_of_hit(asked, ledger, tier)
         lacking = [key for key in keys if key not in index]
         arriving = any(not ledger.readable(index[key]) for key in keys if key in index)
         on_host = asked.keys_read(asked.end(index.__contains__))
@@ -87,6 +89,35 @@ class BeforeAnswerWithDisk(NamedTuple):
 
     def _broken(self, what: str) -> None:
         raise PropertyBroken(Property.STORED_SO_SERVED, f"request {self.request.request_id} {what}")
+
+
+def check_own_blocks(scheduler: OffloadScheduler, tier: DiskTier, waiting: Iterable[SmallRequest]) -> None:
+    """Check that a waiting request could fetch its whole hit, if the device lost what it has of the prompt.
+
+    It could if no copy is in flight and no other request holds blocks. Raises `PropertyBroken`.
+    """
+    ledger, fetches = scheduler.offloader.ledger, copy(tier._fetches)
+    if ledger.transfers or not fetches._matched:
+        return
+    fetches._matched = dict(fetches._matched)  # `may_begin` changes it
+    holders = {one.name for one in ledger.requests.values() if one.state is RequestState.MATCHED}
+    for request in waiting:
+        asked = asked_prompt(scheduler, request, request.cells, 0)
+        if holders != {request.request_id} or isinstance(asked, Settled):
+            continue
+        keys = _keys_of_hit(asked, ledger, tier)
+        resident = [ledger.index[key] for key in keys if key in ledger.index]
+        count_case(Property.STORED_SO_SERVED, "requests that hold what was fetched and could ask for more")
+        if not fetches.may_begin(request.request_id, resident, len(keys) - len(resident)):
+            message = f"request {request.request_id} would be kept waiting by blocks that it holds itself"
+            raise PropertyBroken(Property.STORED_SO_SERVED, message)
+
+
+def _keys_of_hit(asked: AskedPrompt, ledger: Ledger, tier: DiskTier) -> list[bytes]:
+    """The keys of the longest hit that host and disk serve."""
+    index, below, is_readable = ledger.index, tier.disk.ledger.index, tier.disk.ledger.readable
+    end = asked.end(lambda key: key in index or (key in below and is_readable(below[key])))
+    return asked.keys_read(end)
 
 
 def _slots_of_loads(ledger: Ledger, tier: DiskTier) -> set[int]:

@@ -48,6 +48,7 @@ from typing import Any
 from kvsm.check.worlds.check_counts import count_case
 from kvsm.check.worlds.describing import describe_ledger
 from kvsm.check.worlds.serving_world import _BUDGET_OF, Budgets
+from kvsm.check.worlds.whole_answers import check_own_blocks
 from kvsm.check.worlds.whole_disk import WholeDiskOptions
 from kvsm.check.worlds.whole_engine import WholeEngine
 from kvsm.check.worlds.whole_process import MirroredLog, SurvivingState, kept_by_log
@@ -431,6 +432,7 @@ class WholeWorld(WiderServing):
         if differing:
             raise PropertyBroken(Property.CONSERVATION, differing[0])
         disk.check_places()
+        check_own_blocks(self.engine.scheduler, disk.tier, self.engine.waiting)
 
     def check_ledger(self) -> None:
         super().check_ledger()
