@@ -1,0 +1,98 @@
+"""The lists of a ledger that the second book counts: each is compared by itself, at the event."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from replay_life import Life, key, random_life
+
+from kvsm import events as ev
+from kvsm.core.ledger import HANDLERS, Ledger
+from kvsm.core.ledger.invariants import Violation
+from kvsm.explain.story import Auditor, verify_log
+from kvsm.explain.verify.witness import Witness
+
+
+def stored_two() -> Life:
+    """Slots 0 and 1 are idle, and slots 2 and 3 are free."""
+    life = Life(host_blocks=4, workers=1)
+    life.stored("r0", [key(0), key(1)], [0, 1])
+    return life
+
+
+def ledger_of(life: Life) -> Ledger:
+    ledger = Ledger(life.config)
+    ledger.apply_all(life.events)
+    return ledger
+
+
+COUNTS: list[tuple[Callable[[Ledger], Any], str]] = [
+    (lambda ledger: ledger.free.remove((2,)), "1 slots are in the free queue; there must be 2"),
+    (lambda ledger: ledger.policy._queue.remove((0,)), "1 blocks may be evicted; there must be 2"),
+    (lambda ledger: ledger.index.pop(key(0)), "1 slots are in the index; there must be 2"),
+    (
+        lambda ledger: ledger.offers.times.update({b"x": 1}),
+        "1 keys are remembered as offered; there must be 0",
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), COUNTS)
+def test_each_list_is_counted(change: Callable[[Ledger], Any], message: str) -> None:
+    """A log with only this fault is told what is wrong, and not only that something is."""
+    ledger = ledger_of(stored_two())
+    witness = Witness.of(ledger)
+    assert witness.compare_all(ledger) == []
+    change(ledger)
+    assert message in [one.message for one in witness.compare_all(ledger)]
+
+
+@pytest.mark.parametrize("change", [change for change, _ in COUNTS[:3]])
+def test_each_list_is_counted_at_an_event_that_names_other_slots(change: Callable[[Ledger], Any]) -> None:
+    life = stored_two()
+    auditor = Auditor(ledger_of(life))
+    change(auditor.ledger)
+    seen = len(life.events)
+    life.core.match("r1", [key(1)])
+    assert auditor.apply_all(life.events[seen:])[1]
+
+
+@pytest.mark.usefixtures("_python_folds")
+def test_a_pinned_block_that_stays_in_the_eviction_order_for_another_is_seen_at_the_event(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The number of blocks that may be evicted is right."""
+    handler = HANDLERS[ev.HitMatched]
+
+    def mistaken(ledger: Any, event: Any) -> None:
+        handler(ledger, event)
+        ledger.policy._queue.remove((1,))
+        ledger.policy._queue.append((0,))
+
+    life = stored_two()
+    auditor = Auditor(ledger_of(life))
+    seen = len(life.events)
+    life.core.match("r1", [key(0)])
+    monkeypatch.setitem(HANDLERS, ev.HitMatched, mistaken)
+    done, found = auditor.apply_all(life.events[seen:])
+    assert life.events[seen + done - 1].kind == "HitMatched"
+    assert "slot 0 must not be in the eviction order" in [one.message for one in found]
+
+
+def test_everything_is_checked_as_often_as_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A change that mends itself shows only in a full check between the two events."""
+    random_life(1, 400, tmp_path / "log", writer={"segment_bytes": 2000}).close()
+    check, checks = Auditor.check, list[int]()
+
+    def counted(auditor: Auditor) -> list[Violation]:
+        checks.append(auditor.ledger.seq)
+        return check(auditor)
+
+    monkeypatch.setattr(Auditor, "check", counted)
+    verify_log(tmp_path / "log")
+    seldom = len(checks)
+    verify_log(tmp_path / "log", every=1)
+    assert len(checks) - seldom > 2 * seldom
