@@ -66,9 +66,7 @@ ALONE: Mapping[str, AloneBy] = {
     "B23": AloneBy(
         "kvsm fuzz --target serving --seed 1 --runs 200", "serving", Property.STORED_ONCE, 31, 51095
     ),
-    "B24": AloneBy(
-        "kvsm fuzz --target serving --seed 1 --runs 200", "serving", Property.EVENTS_ARE_STATE, 7, 572
-    ),
+    "B24": AloneBy("kvsm fuzz --target serving --seed 1 --runs 200", "serving", Property.STORED_ONCE, 5, 570),
     "B25": AloneBy("kvsm fuzz --target copies --seed 1 --runs 500", "copies", Property.LEGAL_CALLS, 3, 73),
     "B26": AloneBy(
         "kvsm fuzz --target router --seed 1 --runs 200", "router", Property.EVENTS_ARE_STATE, 15, 3945
@@ -198,9 +196,7 @@ ALONE_AGAIN: Mapping[str, AloneBy] = {
     "B23": AloneBy(
         "kvsm fuzz --target layers --seed 2 --runs 200", "layers", Property.STORED_ONCE, 53, 19192
     ),
-    "B24": AloneBy(
-        "kvsm fuzz --target serving --seed 2 --runs 200", "serving", Property.FULL_OFFLOAD, 10, 113
-    ),
+    "B24": AloneBy("kvsm fuzz --target serving --seed 2 --runs 200", "serving", Property.STORED_ONCE, 4, 95),
     "B25": AloneBy("kvsm fuzz --target copies --seed 2 --runs 500", "copies", Property.LEGAL_CALLS, 9, 57),
     "B26": AloneBy(
         "kvsm fuzz --target router --seed 2 --runs 200", "router", Property.EVENTS_ARE_STATE, 10, 21569

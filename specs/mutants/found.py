@@ -201,6 +201,7 @@ FOUND = {
     "M135": FoundBy(AUDITED_SERVING, Property.STORED_SO_SERVED, 36),
     "M136": FoundBy(LAYERS, Property.STORED_ONCE, 46),
     "M140": FoundBy(WHOLE, Property.STORED_SO_SERVED, 43),
+    "M141": FoundBy(WHOLE, Property.STORED_SO_SERVED, 53),
     "M142": FoundBy(WHOLE, Property.PROGRESS, 2),
     "M143": FoundBy(WHOLE, Property.STORED_SO_SERVED, 67),
     "M144": FoundBy(WHOLE, Property.STORED_SO_SERVED, 25),
@@ -214,9 +215,6 @@ FOUND = {
 }
 
 MISSED = {
-    "M141": Missed(
-        Need.RUNS, "More runs of the walk `whole`: another draw of its options found it within 300 runs."
-    ),
     "M37": Missed(Need.RUNS, "1,500 runs of the walk of the core; 48 are walked."),
     "M81": Missed(
         Need.SAVED,
