@@ -82,6 +82,42 @@ def test_a_pinned_block_that_stays_in_the_eviction_order_for_another_is_seen_at_
     assert "slot 0 must not be in the eviction order" in [one.message for one in found]
 
 
+@pytest.mark.usefixtures("_python_folds")
+def test_an_allocated_slot_that_stays_in_the_free_queue_for_another_is_seen_at_the_event(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The number of free slots is right."""
+    handler = HANDLERS[ev.StorePlanned]
+
+    def mistaken(ledger: Any, event: Any) -> None:
+        handler(ledger, event)
+        ledger.free.remove((3,))
+        ledger.free.append((2,))
+
+    life = stored_two()
+    auditor = Auditor(ledger_of(life))
+    seen = len(life.events)
+    life.core.prepare_store("r1", [key(2)], [2])
+    monkeypatch.setitem(HANDLERS, ev.StorePlanned, mistaken)
+    done, found = auditor.apply_all(life.events[seen:])
+    assert life.events[seen + done - 1].kind == "StorePlanned"
+    assert "slot 2 must not be in the free queue" in [one.message for one in found]
+
+
+def test_a_load_that_ends_well_after_a_reset_has_brought_nothing() -> None:
+    """What it has copied is of the epoch before the reset, and nobody computes with it."""
+    life = stored_two()
+    life.core.match("r1", [key(0)])
+    job = life.core.prepare_load("r1", [5])
+    assert job is not None
+    life.core.submit([job.transfer])
+    life.core.reset()
+    life.core.report(job.transfer, 0, True)
+    auditor = Auditor(Ledger(life.config))
+    assert auditor.apply_all(life.events) == (len(life.events), [])
+    assert auditor.check() == []
+
+
 def test_everything_is_checked_as_often_as_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A change that mends itself shows only in a full check between the two events."""
     random_life(1, 400, tmp_path / "log", writer={"segment_bytes": 2000}).close()
