@@ -33,9 +33,9 @@ class Life:
         for worker in (0, 1):
             self.core.report(job.transfer, worker, good)
 
-    def begin_load(self) -> int:
-        self.core.match("reader", [KEY])
-        job = self.core.prepare_load("reader", [1])
+    def begin_load(self, request: str = "reader", block: int = 1, target: str = "") -> int:
+        self.core.match(request, [KEY])
+        job = self.core.prepare_load(request, [block], target=target)
         assert job is not None
         self.core.submit([job.transfer])
         return job.transfer
@@ -99,6 +99,25 @@ def test_a_failed_load_that_no_request_waits_for_does_not_count(life: Life, end:
     life.store(good=True)
     load = life.begin_load()
     getattr(life.core, end)("reader")
+    life.core.report(load, 0, False)
+    life.core.report(load, 1, True)
+    assert not life.counted()
+
+
+def test_the_end_of_another_request_does_not_matter(life: Life) -> None:
+    life.store(good=True)
+    for request, block in (("reader", 1), ("other", 2)):
+        load = life.begin_load(request, block)
+    life.core.finish("reader")
+    life.core.report(load, 0, False)
+    life.core.report(load, 1, True)
+    assert life.counted() == {LOADS: 1}
+
+
+def test_a_failed_copy_to_another_tier_does_not_count(life: Life) -> None:
+    """No request computes with what it brings."""
+    life.store(good=True)
+    load = life.begin_load(target="disk")
     life.core.report(load, 0, False)
     life.core.report(load, 1, True)
     assert not life.counted()

@@ -8,6 +8,7 @@ blocks, requests that load little.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from random import Random
 from typing import Any
 
@@ -19,15 +20,17 @@ from examples import examples
 from kvsm import events as ev
 from kvsm.check.walks.walk import walk
 from kvsm.check.worlds import serving_world
-from kvsm.check.worlds.longest_hit import Prompt, tokens_read
+from kvsm.check.worlds.longest_hit import Prompt, check_device_hit, tokens_read, watch_answers
 from kvsm.check.worlds.serving_world import Budgets, RequestSpec
-from kvsm.check.worlds.small_request import HASH_TOKENS
+from kvsm.check.worlds.small_engine import SmallEngine
+from kvsm.check.worlds.small_request import HASH_TOKENS, SmallRequest
 from kvsm.check.worlds.wider_serving import WiderOptions, WiderServing
 from kvsm.core.offloader import Offloader
 from kvsm.core.policies import POLICIES
 from kvsm.core.scheduler import GroupKind, KVCacheGroup, LastStep, OffloadScheduler, hits, scheduler
 from kvsm.core.scheduler.hits import HitSearch
 from kvsm.core.scheduler.tracked import TrackedRequest
+from kvsm.errors import PropertyBroken
 from kvsm.properties import Property
 from kvsm.states.request import RequestState
 
@@ -252,3 +255,41 @@ def test_the_longest_hit_by_hand() -> None:
     assert prompt.longest_hit(0, 100, held.__contains__) == 0
     assert prompt.longest_hit(8, 100, held.__contains__) == 12
     assert prompt.longest_hit(8, 3, held.__contains__) == 8
+
+
+def test_a_chunk_that_ends_with_the_prompt_has_a_key() -> None:
+    """A hit may end within it."""
+    cells = [b"%d" % token for token in range(8)]
+    key = cells[7] + bytes([0, 0, 0, 0])
+    assert Prompt((FULL,), cells, chunk=2).longest_hit(0, 100, {key}.__contains__) == HASH_TOKENS
+
+
+def test_the_first_token_after_the_device_hit_is_read() -> None:
+    """It is all that a state reads."""
+    cells = [b"%d" % token for token in range(9)]
+    assert Prompt((MAMBA,), cells).longest_hit(7, 100, lambda _: False) == 7
+
+
+@pytest.mark.parametrize(
+    ("local", "breaks"), [(4, Property.STORED_SO_SERVED), (8, None), (12, Property.MATCH_HOLDS)]
+)
+def test_a_device_hit_that_is_not_the_longest_is_seen(local: int, breaks: Property | None) -> None:
+    engine = SmallEngine((FULL,))
+    for name in ("first", "second"):
+        engine.arrive(SmallRequest(name, range(9), 1))
+        if name == "first":
+            engine.run()
+    with nullcontext() if breaks is None else pytest.raises(PropertyBroken) as caught:
+        check_device_hit(engine, engine.requests["second"], local)
+    assert caught is None or caught.value.property is breaks
+
+
+def test_a_shorter_answer_that_is_watched_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = SmallEngine((FULL,), prefix_cache=False)
+    engine.arrive(SmallRequest("first", range(5), 1))
+    engine.run()
+    watch_answers(engine.scheduler)
+    monkeypatch.setattr(OffloadScheduler, "_may_load", lambda *_: False)
+    with pytest.raises(PropertyBroken) as caught:
+        engine.scheduler.get_num_new_matched_tokens(SmallRequest("second", range(5)), 0)
+    assert caught.value.property is Property.STORED_SO_SERVED

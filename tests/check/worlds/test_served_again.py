@@ -46,11 +46,13 @@ def no_request_loads_after_a_restart(patch: pytest.MonkeyPatch) -> None:
     )
 
 
+@pytest.mark.parametrize("tokens", [5, 13])
 @pytest.mark.parametrize("groups", [(FULL,), (FULL, SLIDING)])
 def test_what_a_next_process_does_not_serve_is_found(
-    groups: tuple[KVCacheGroup, ...], monkeypatch: pytest.MonkeyPatch
+    groups: tuple[KVCacheGroup, ...], tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = at_rest(*groups)
+    """Also a prompt of a single block."""
+    engine = at_rest(*groups, tokens=tokens)
     unserved(engine)
     no_request_loads_after_a_restart(monkeypatch)
     with pytest.raises(PropertyBroken, match="a next process serves 0 tokens") as broken:
