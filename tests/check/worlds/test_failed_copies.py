@@ -104,11 +104,13 @@ def test_a_failed_load_that_no_request_waits_for_does_not_count(life: Life, end:
     assert not life.counted()
 
 
-def test_the_end_of_another_request_does_not_matter(life: Life) -> None:
+@pytest.mark.parametrize("ends", [0, 1])
+def test_the_end_of_another_request_does_not_matter(life: Life, ends: int) -> None:
     life.store(good=True)
-    for request, block in (("reader", 1), ("other", 2)):
-        load = life.begin_load(request, block)
-    life.core.finish("reader")
+    readers = "reader", "other"
+    loads = [life.begin_load(request, block) for block, request in enumerate(readers, 1)]
+    life.core.finish(readers[ends])
+    load = loads[1 - ends]
     life.core.report(load, 0, False)
     life.core.report(load, 1, True)
     assert life.counted() == {LOADS: 1}
