@@ -1,4 +1,4 @@
-"""The lists of a ledger that the second book counts: each is compared by itself, at the event."""
+"""What the second book compares by itself, at the event, and how a breakage is told."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from kvsm.core.ledger import HANDLERS, Ledger
 from kvsm.core.ledger.invariants import Violation
 from kvsm.explain.story import Auditor, verify_log
 from kvsm.explain.verify.witness import Witness
+from kvsm.properties import Property
 
 
 def stored_two() -> Life:
@@ -132,3 +133,39 @@ def test_everything_is_checked_as_often_as_asked(monkeypatch: pytest.MonkeyPatch
     seldom = len(checks)
     verify_log(tmp_path / "log", every=1)
     assert len(checks) - seldom > 2 * seldom
+
+
+def test_a_report_on_a_plan_that_has_not_left_is_named() -> None:
+    """Stale reports (S5): the ledger refuses it, and the book says why."""
+    life = stored_two()
+    job = life.core.prepare_store("r1", [key(2)], [2]).job
+    assert job is not None
+    auditor = Auditor(ledger_of(life))
+    report = ev.WorkerReported(len(life.events) + 1, 0, 0, job.transfer, 0, True)
+    found = auditor.apply(report)
+    assert [one.property for one in found] == [Property.STALE_REPORTS]
+    assert found[0].message == f"transfer {job.transfer} does not wait for the report of worker 0"
+
+
+@pytest.mark.usefixtures("_python_folds")
+def test_the_events_before_a_fold_that_stops_are_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The violation names nothing, so what led there is what the event itself is about."""
+    life = Life(tmp_path / "log", host_blocks=4, workers=1)
+    job = life.core.prepare_store("r0", [key(0)], [0]).job
+    life.ended(job)
+    life.core.match("r1", [key(0)])
+    life.close()
+
+    def stopping(*_: Any) -> None:
+        raise RuntimeError("no fold")
+
+    monkeypatch.setitem(HANDLERS, ev.HitMatched, stopping)
+    breakage = verify_log(tmp_path / "log").breakage
+    assert breakage is not None
+    assert breakage.violations[0].message.startswith("the fold stops here: RuntimeError")
+    assert any("StorePlanned" in line for line in breakage.led_there)
+    first, *_, last = breakage.told()
+    assert first.startswith(f"first broken by event {breakage.event}, step ")
+    assert last.strip() == breakage.led_there[-1]
