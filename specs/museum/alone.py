@@ -64,7 +64,7 @@ ALONE: Mapping[str, AloneBy] = {
     "B21": AloneBy("kvsm fuzz --target serving --seed 1 --runs 200", "serving", Property.LAST_STEP, 4, 16),
     "B22": AloneBy("kvsm fuzz --target core --seed 1 --runs 500", "core", Property.LEGAL_CALLS, 8, 7181),
     "B23": AloneBy(
-        "kvsm fuzz --target serving --seed 1 --runs 200", "serving", Property.STORED_ONCE, 31, 51095
+        "kvsm fuzz --target serving --seed 1 --runs 200", "serving", Property.STORED_ONCE, 22, 2128
     ),
     "B24": AloneBy("kvsm fuzz --target serving --seed 1 --runs 200", "serving", Property.STORED_ONCE, 5, 570),
     "B25": AloneBy("kvsm fuzz --target copies --seed 1 --runs 500", "copies", Property.LEGAL_CALLS, 3, 73),

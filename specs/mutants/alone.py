@@ -54,7 +54,7 @@ FOUND_ALONE: Mapping[int, Mapping[str, FoundAlone]] = {
         "M75": FoundAlone("audited", Property.EVENTS_ARE_STATE, 21, 17183),
         "M76": FoundAlone("audited", Property.EVENTS_ARE_STATE, 0, 871),
         "M77": FoundAlone("audited", Property.EVENTS_ARE_STATE, 2, 2084),
-        "M78": FoundAlone("audited", Property.EVENTS_ARE_STATE, 66, 55635),
+        "M78": FoundAlone("audited", Property.EVENTS_ARE_STATE, 66, 55506),
         "M80": FoundAlone("audited", Property.EVENTS_ARE_STATE, 0, 871),
         "M82": FoundAlone("log-ahead", Property.EVENTS_ARE_STATE, 0, 38),
         "M83": FoundAlone("log-ahead", Property.EVENTS_ARE_STATE, 2, 2509),
