@@ -21,7 +21,7 @@ from kvsm.check.worlds.hand_over_options import HandOverWorldOptions, draw_hand_
 from kvsm.check.worlds.hand_over_world import HandOverWorld
 from kvsm.check.worlds.world import Action
 from kvsm.core.offloader import transferring
-from kvsm.errors import ConfigError
+from kvsm.errors import ConfigError, PropertyBroken
 from kvsm.events import StorePlanned
 from kvsm.properties import Property
 from kvsm.tiers.hand_over.incoming import IncomingHandOvers
@@ -104,6 +104,59 @@ def test_winding_down_ends_at_rest() -> None:
         assert not world.decode.core.ledger.transfers
 
 
+def at_rest(seed: int) -> HandOverWorld:
+    world, _ = walked(seed, 60)
+    while (action := world.wind_down()) is not None:
+        world.do(action)
+    world.check()
+    return world
+
+
+def pin_for_a_reader_that_came(world: HandOverWorld) -> None:
+    one = world._answered[0]
+    one.readers, one.sees_readers = 1, True
+    world.outgoing._out[one.lease] = object()  # type: ignore[assignment]
+
+
+def wait_for_nobody(world: HandOverWorld) -> None:
+    world.incoming._by_ticket[99] = object()  # type: ignore[assignment]
+
+
+def keep_a_request(world: HandOverWorld) -> None:
+    world.decode.core.arrive("r")
+
+
+def lose_an_event(world: HandOverWorld) -> None:
+    world.prefill.core.ledger.step += 1
+
+
+@pytest.mark.parametrize(
+    ("change", "breaks"),
+    [
+        (pin_for_a_reader_that_came, Property.ONE_RELEASE_PER_HOLD),
+        (wait_for_nobody, Property.PROGRESS),
+        (keep_a_request, Property.PROGRESS),
+        (lose_an_event, Property.EVENTS_ARE_STATE),
+    ],
+)
+def test_what_is_left_at_rest_is_seen(change: Callable[[HandOverWorld], None], breaks: Property) -> None:
+    world = at_rest(1)
+    change(world)
+    with pytest.raises(PropertyBroken) as caught:
+        world.check()
+    assert caught.value.property is breaks
+
+
+def test_each_hand_over_is_described() -> None:
+    described = 0
+    for seed in range(6):
+        world, _ = walked(seed, 80)
+        leases = {f"hand-over {name}" for name in world.leases._leases}
+        assert leases == {name for name in world.describe() if name.startswith("hand-over ")}
+        described += len(leases)
+    assert described > 3
+
+
 def test_what_cannot_happen_changes_nothing() -> None:
     world = HandOverWorld()
     before = world.fingerprint()
@@ -116,6 +169,11 @@ def test_options_of_a_file_are_checked() -> None:
     """The options of a failure come from a file that may be written by hand."""
     with pytest.raises(ConfigError, match="prompts is 99; it must be from 1 to 16"):
         HandOverWorldOptions(prompts=99)
+    for name in ("prefill_slots", "decode_slots", "workers", "blocks_per_chunk", "prompts", "length"):
+        assert HandOverWorldOptions(**{name: 16})
+        for wrong in (0, 17):
+            with pytest.raises(ConfigError, match=f"{name} is {wrong}; "):
+                HandOverWorldOptions(**{name: wrong})
 
 
 # Each promise, broken once.
