@@ -194,7 +194,7 @@ ALONE_AGAIN: Mapping[str, AloneBy] = {
     "B21": AloneBy("kvsm fuzz --target serving --seed 2 --runs 200", "serving", Property.LAST_STEP, 6, 673),
     "B22": AloneBy("kvsm fuzz --target core --seed 2 --runs 500", "core", Property.LEGAL_CALLS, 7, 1846),
     "B23": AloneBy(
-        "kvsm fuzz --target layers --seed 2 --runs 200", "layers", Property.STORED_ONCE, 53, 19192
+        "kvsm fuzz --target serving --seed 2 --runs 200", "serving", Property.STORED_ONCE, 199, 2588
     ),
     "B24": AloneBy("kvsm fuzz --target serving --seed 2 --runs 200", "serving", Property.STORED_ONCE, 4, 95),
     "B25": AloneBy("kvsm fuzz --target copies --seed 2 --runs 500", "copies", Property.LEGAL_CALLS, 9, 57),

@@ -130,6 +130,22 @@ def lose_an_event(world: HandOverWorld) -> None:
     world.prefill.core.ledger.step += 1
 
 
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+def test_each_engine_is_checked(side: str) -> None:
+    """Its ledger, and the bytes of what it serves."""
+    world = at_rest(1)
+    host = getattr(world, side)
+    host.core.ledger.blocks.words[0] ^= 1 << 20
+    with pytest.raises(PropertyBroken):
+        world.check()
+    host.core.ledger.blocks.words[0] ^= 1 << 20
+    (slot, *_) = host.core.ledger.index.values()
+    host.cells[-1][slot * world.options.blocks_per_chunk] = None
+    with pytest.raises(PropertyBroken, match=f"the {side} engine serves key") as caught:
+        world.check()
+    assert caught.value.property is Property.PUBLISH_AFTER_COMMIT
+
+
 @pytest.mark.parametrize(
     ("change", "breaks"),
     [
