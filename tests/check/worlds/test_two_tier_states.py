@@ -23,6 +23,8 @@ from kvsm.check.explore.live_model import WorldScope
 from kvsm.check.explore.model import Verdict
 from kvsm.check.scopes.models import MODELS
 from kvsm.check.scopes.tier_scopes import SCOPES, TiersModel
+from kvsm.check.walks.drawn_options import draw_two_tier_options
+from kvsm.check.worlds.tier_rank import EMPTY
 from kvsm.check.worlds.two_tiers import TwoTierOptions, TwoTierWorld
 from kvsm.check.worlds.world import Action
 from kvsm.properties import Property
@@ -230,3 +232,25 @@ def test_states_with_one_fingerprint_have_one_future() -> None:
             action = random.choice(world.actions())
             if world.do(action):
                 path.append(action)
+
+
+def test_all_that_is_written_is_described() -> None:
+    """The last block of a counterexample shows it: each place of each rank, each copy, and what waits."""
+    kinds = set[str]()
+    for seed in range(6):
+        world, random = TwoTierWorld(draw_two_tier_options(Random(seed))), Random(seed)
+        for _ in range(60):
+            world.do(world.draw(random))
+        expected = {"era"} | {f"copy {transfer} of the disk" for transfer in world.tier.copies}
+        expected |= {"keys that wait for the disk"} if world.tier._waiting else set()
+        for number, rank in enumerate(world.ranks):
+            for kind, values in (("device block", rank.device), ("host slot", rank.host)):
+                there = (place for place, value in enumerate(values) if value is not None)
+                expected |= {f"{kind} {place} of rank {number}" for place in there}
+            there = (place for place, slot in enumerate(rank.disk) if slot != EMPTY)
+            expected |= {f"disk slot {place} of rank {number}" for place in there}
+        described = world.describe()
+        assert {name for name in described if not name.startswith(("host: ", "disk: "))} == expected
+        assert {name[:6] for name in described if ": " in name} == {"host: ", "disk: "}
+        kinds |= {name.split()[0] for name in expected}
+    assert kinds == {"era", "copy", "keys", "device", "host", "disk"}
