@@ -59,6 +59,21 @@ AREAS = {
         ),
         ("tests/check/worlds", "tests/museum/test_museum_worlds.py"),
     ),
+    "vllm": Area(
+        (
+            # These three need no vLLM. Without it, give `--only` with them.
+            "kvsm/check/vllm_fuzz/known_blocks.py",
+            "kvsm/check/vllm_fuzz/lost_copies.py",
+            "kvsm/check/vllm_fuzz/stored_bytes.py",
+            "kvsm/check/vllm_fuzz/ending.py",
+            "kvsm/check/vllm_fuzz/host_probe.py",
+            "kvsm/check/vllm_fuzz/kv_event_check.py",
+            "kvsm/check/vllm_fuzz/longest_hits.py",
+            "kvsm/check/vllm_fuzz/served_prompts.py",
+            "kvsm/check/vllm_fuzz/twin_asks.py",
+        ),
+        ("tests/check/vllm_fuzz", "tests/in_vllm"),
+    ),
     "testing": Area(
         ("kvsm/testing/*_books.py", "kvsm/testing/assertions.py"), ("tests/testing", "tests/stateful")
     ),

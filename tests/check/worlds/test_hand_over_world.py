@@ -163,6 +163,17 @@ def test_what_is_left_at_rest_is_seen(change: Callable[[HandOverWorld], None], b
     assert caught.value.property is breaks
 
 
+def test_a_lease_that_ends_now_pins_no_blocks_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = next(
+        world for seed in range(9) if (world := walked(seed, 80)[0]).leases._leases and world.check() is None
+    )
+    monkeypatch.setattr(OutgoingHandOvers, "look", lambda _: None)
+    world._now = min(lease.until for lease in world.leases._leases.values())
+    with pytest.raises(PropertyBroken, match=r"expired 0 s ago, but still pins blocks") as caught:
+        world.do(("step",))
+    assert caught.value.property is Property.ONE_RELEASE_PER_HOLD
+
+
 def test_each_hand_over_is_described() -> None:
     described = 0
     for seed in range(6):
