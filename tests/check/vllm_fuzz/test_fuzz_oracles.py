@@ -70,9 +70,10 @@ def test_an_answer_ends_with_a_chunk() -> None:
 
 def test_of_a_drafter_the_next_chunk_may_be_required() -> None:
     known = KnownBlocks([0, 0, STATES], drops=(1, 2))
-    for end in (2, 3):
-        known.answered(0, end)
-    assert known.longest(0, 5) == 2
+    known.answered(0, 2)
+    assert known.longest(0, 5) == 0
+    known.add(1, 2)
+    assert known.longest(0, 5) == 2  # a state is that of its own end
     known.served(3)
     assert [known.longest(0, most) for most in (3, 4, 5)] == [2, 3, 3]
 
@@ -267,6 +268,15 @@ def test_a_block_of_no_remembered_request_is_not_compared() -> None:
     one = stored([rank])
     rank.words[1] = np.zeros(4, dtype=np.uint64)
     check(one, HASHES[:1])
+
+
+def test_the_only_core_among_several_connectors_is_checked() -> None:
+    rank = Rank(0)
+    part = stored([rank])._core
+    side = SimpleNamespace(_side=SimpleNamespace(_core=SimpleNamespace(offloader=part)))
+    rank.words[0] = np.zeros(4, dtype=np.uint64)
+    with pytest.raises(PropertyBroken):
+        check(StoredBytes(SimpleNamespace(_connectors=[SimpleNamespace(), side]), [rank], groups=1))
 
 
 @pytest.mark.parametrize(("chunk", "connectors"), [(2, 1), (1, 2)])
