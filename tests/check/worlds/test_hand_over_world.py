@@ -163,6 +163,22 @@ def test_what_is_left_at_rest_is_seen(change: Callable[[HandOverWorld], None], b
     assert caught.value.property is breaks
 
 
+def test_a_rank_ends_its_share_of_a_load_once() -> None:
+    """The reduction of a failure leaves out actions, so others may no longer be possible."""
+    seen = 0
+    for seed in range(12):
+        world, _ = walked(seed, 40)
+        for side in [int(action[1]) for action in world.actions() if action[0] == "loaded"][:1]:
+            load = (world.prefill, world.decode)[side].load
+            assert load is not None
+            assert not world.do(("loaded", side, 99, 1))
+            for worker in list(load.waiting):
+                assert world.do(("loaded", side, worker, 1))
+                assert not world.do(("loaded", side, worker, 1))
+            seen += 1
+    assert seen
+
+
 def test_a_lease_that_ends_now_pins_no_blocks_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
     world = next(
         world for seed in range(9) if (world := walked(seed, 80)[0]).leases._leases and world.check() is None
