@@ -26,7 +26,9 @@ from kvsm.core.kv_events import Publisher
 from kvsm.core.ledger import Provenance, requests, transfers
 from kvsm.core.offloader import Offloader, storing
 from kvsm.core.policies.lru import LRUPolicy
+from kvsm.errors import PropertyBroken
 from kvsm.events import KINDS, OffloadingEvent
+from kvsm.properties import Property
 
 SMALL = CoreOptions(host_blocks=2, chunks=2, workers=1, requests=1, prompts=1, length=2)
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -364,3 +366,18 @@ def test_a_walk_finds(bug: Plant, properties: str, seed: int, monkeypatch: pytes
     failure = walk(drawn_world, seed=seed, operations=60_000).failure
     assert failure is not None
     assert failure.finding.property.id in properties.split(), failure.finding
+
+
+def test_a_second_reset_that_answers_otherwise_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every call is legal (S8): the first reset has left nothing to do."""
+    reset, calls = Offloader.reset, list[int]()
+
+    def alternating(core: Offloader, *given: object) -> bool:
+        calls.append(1)
+        return reset(core, *given) == bool(len(calls) % 2)  # type: ignore[arg-type]
+
+    world = CoreWorld(SMALL)
+    monkeypatch.setattr(Offloader, "reset", alternating)
+    with pytest.raises(PropertyBroken, match="the second of two resets") as caught:
+        world.do(("reset",))
+    assert caught.value.property is Property.LEGAL_CALLS

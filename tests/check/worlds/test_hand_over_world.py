@@ -122,6 +122,11 @@ def wait_for_nobody(world: HandOverWorld) -> None:
     world.incoming._by_ticket[99] = object()  # type: ignore[assignment]
 
 
+def leave_a_connection_open(world: HandOverWorld) -> None:
+    world.channel.open.append(object())  # type: ignore[arg-type]
+    world._next_to_quiet = lambda: None  # type: ignore[method-assign]
+
+
 def keep_a_request(world: HandOverWorld) -> None:
     world.decode.core.arrive("r")
 
@@ -151,6 +156,7 @@ def test_each_engine_is_checked(side: str) -> None:
     [
         (pin_for_a_reader_that_came, Property.ONE_RELEASE_PER_HOLD),
         (wait_for_nobody, Property.PROGRESS),
+        (leave_a_connection_open, Property.PROGRESS),
         (keep_a_request, Property.PROGRESS),
         (lose_an_event, Property.EVENTS_ARE_STATE),
     ],
