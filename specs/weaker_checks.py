@@ -75,7 +75,15 @@ AREAS = {
         ("tests/check/vllm_fuzz", "tests/in_vllm"),
     ),
     "testing": Area(
-        ("kvsm/testing/*_books.py", "kvsm/testing/assertions.py"), ("tests/testing", "tests/stateful")
+        ("kvsm/testing/*_books.py", "kvsm/testing/assertions.py"),
+        # The other tests start processes, which have no mutant, or compile.
+        (
+            "tests/testing/test_testing.py",
+            "tests/testing/test_prefix_tree_machine.py",
+            "tests/testing/test_blame.py",
+            "tests/stateful/test_core.py",
+            "tests/stateful/test_scheduler.py",
+        ),
     ),
 }
 """The name of an area, for `--checks` -> its files and tests."""
