@@ -78,8 +78,10 @@ AREAS = {
         ("kvsm/testing/*_books.py", "kvsm/testing/assertions.py"),
         # The other tests start processes, which have no mutant, or compile.
         (
+            "tests/testing/test_assertions.py",
             "tests/testing/test_testing.py",
             "tests/testing/test_manager_books.py",
+            "tests/testing/test_prefix_tree_books.py",
             "tests/testing/test_prefix_tree_machine.py",
             "tests/testing/test_blame.py",
             "tests/stateful/test_core.py",
