@@ -67,7 +67,7 @@ class Missed(NamedTuple):
 
 FOUND = {
     "M01": FoundBy(LAYERS, Property.CORRECT_BYTES, 5),
-    "M02": FoundBy(LAYERS, Property.STORED_ONCE, 13),
+    "M02": FoundBy(SERVING, Property.STORED_ONCE, 73),
     "M03": FoundBy(LAYERS_AGAIN, Property.STORED_ONCE, 33),
     "M04": FoundBy(SERVING, Property.CORRECT_BYTES, 63),
     "M05": FoundBy(LOST, Property.FAILURE_IS_NOT_SUCCESS, 25),
@@ -75,7 +75,7 @@ FOUND = {
     "M07": FoundBy(DRAFTS, Property.CORRECT_BYTES, 81),
     "M08": FoundBy(DRAFTS, Property.STORED_ONCE, 88),
     "M09": FoundBy(LAZY_AND_EAGER, Property.STORED_ONCE, 115),
-    "M10": FoundBy(FREE_QUEUE, Property.STORED_ONCE, 5),
+    "M10": FoundBy(SERVING, Property.STORED_ONCE, 6),
     "M11": FoundBy(LAZY, Property.ONE_RELEASE_PER_HOLD, 9),
     "M12": FoundBy(LAYERS, Property.NO_REUSE_IN_FLIGHT, 19),
     "M13": FoundBy(THOUGHTS, Property.CORRECT_BYTES, 51),
@@ -121,7 +121,7 @@ FOUND = {
     "M54": FoundBy(ERAS, Property.CONSERVATION, 4),
     "M55": FoundBy(CORE, Property.ONE_RELEASE_PER_HOLD, 5),
     "M56": FoundBy(TIERS, Property.NO_STALE_DATA, 8),
-    "M57": FoundBy(AUDITED_CORE, Property.STORED_ONCE, 2),
+    "M57": FoundBy(SERVING, Property.STORED_ONCE, 73),
     "M58": FoundBy(CORE, Property.EVENTS_ARE_STATE, 7),
     "M59": FoundBy(TIERS, Property.LEGAL_CALLS, 6),
     "M60": FoundBy(CORE, Property.STORED_ONCE, 2),
