@@ -17,13 +17,8 @@ WALKS = (large_core, crowded_core, loading_hand_over)
 
 @pytest.mark.parametrize("make", WALKS, ids=lambda one: one.__name__)
 def test_nothing_is_found_in_the_right_code(make: MakeWorld) -> None:
+    """`test_museum_worlds.py` walks each of them at length."""
     assert walk(make, 11, runs=1).failure is None
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("make", WALKS, ids=lambda one: one.__name__)
-def test_nothing_is_found_in_the_right_code_at_length(make: MakeWorld) -> None:
-    assert walk(make, 12, runs=15).failure is None
 
 
 def test_a_large_pool_evicts_many_blocks_at_once() -> None:
