@@ -20,6 +20,7 @@ from kvsm.check.explore.explorer import explore
 from kvsm.check.explore.live_model import WorldScope
 from kvsm.check.explore.model import Verdict
 from kvsm.check.scopes.serving_scopes import SCOPES, ServingModel
+from kvsm.check.scopes.untaken import UNTAKEN
 from kvsm.check.worlds.fingerprint import canonical
 from kvsm.check.worlds.saving import Saver
 from kvsm.check.worlds.serving_world import Budgets, ServingOptions, ServingWorld
@@ -61,11 +62,17 @@ def proved(name: str) -> None:
     found = explore(ServingModel(SCOPES[name]))
     assert found.refutation is None
     assert (found.verdict, found.states) == (Verdict.PROVED, STATES[name])
+    assert {edge.name for edge in found.edges}.isdisjoint(UNTAKEN)
+
+
+def test_each_small_scope_has_a_count() -> None:
+    assert STATES.keys() == {name for name in SCOPES if not name.startswith("full")}
 
 
 @pytest.mark.parametrize("name", SHORT)
 def test_scope_is_proved(name: str) -> None:
-    """S1 to S18, as far as the world can check them, hold in every state; S9 holds from every state."""
+    """S1 to S18, as far as the world can check them, hold in every state; S9 holds from every state. No edge
+    that is said to be untaken is taken."""
     proved(name)
 
 
@@ -345,6 +352,7 @@ def test_worlds_of_one_fingerprint_have_one_future(name: str) -> None:
 SCRIPT = """
 from kvsm.check.explore.explorer import explore
 from kvsm.check.scopes.serving_scopes import SCOPES, ServingModel
+from kvsm.check.scopes.untaken import UNTAKEN
 found = explore(ServingModel(SCOPES["full"]), max_states=100)
 print(found.states, found.transitions, found.actions, found.reached)
 model = ServingModel(SCOPES["full"])
