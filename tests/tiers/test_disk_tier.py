@@ -6,12 +6,13 @@ import fcntl
 import logging
 import os
 import random
-import subprocess
-import sys
+import signal
+import traceback
 from ast import literal_eval
 from contextlib import closing
-from itertools import product
+from itertools import count, product
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import msgspec
@@ -21,7 +22,6 @@ from copy_rigs import finish
 from disk_rig import DISK_IDENTITY, GEOMETRY, PAYLOAD, SLOTS, Tier, directory, job, name, read_header
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from places import SUPPORT
 
 from examples import examples
 from kvsm.errors import ConfigError
@@ -335,26 +335,37 @@ def test_files_that_do_not_belong_together_are_refused() -> None:
             recover([file])
 
 
-KILLED = """
-import os, random, sys, threading, time
-sys.path.insert(0, sys.argv[4])
-from pathlib import Path
-from disk_rig import SLOTS, Tier
-from kvsm.tiers.disk import FlushPolicy
-tier = Tier(Path(sys.argv[1]), FlushPolicy(sys.argv[3]), threads=2)
-chance = random.Random(int(sys.argv[2]))
-tier.recover()
-def kill():
-    time.sleep(chance.random() * 0.03)
-    os.kill(os.getpid(), 9)
-threading.Thread(target=kill).start()
-while True:
-    slots = chance.sample(range(SLOTS), 3)
-    keys = [chance.randrange(1000) for _ in slots]
-    os.write(1, f"begin {slots} {keys}\\n".encode())
-    assert tier.store(slots, keys).good
-    os.write(1, f"good {slots} {keys}\\n".encode())
-"""
+def store_until_killed(path: Path, seed: int, policy: FlushPolicy) -> str:
+    """Store at random in a forked process until it is killed at a random moment after some stores. Return
+    what it printed: what was begun, and what was good."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            _store_until_killed(path, random.Random(seed), policy, writing)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+    os.close(writing)
+    with open(reading, encoding="utf-8") as printed:
+        lines = printed.read()
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    return lines
+
+
+def _store_until_killed(path: Path, chance: random.Random, policy: FlushPolicy, writing: int) -> None:
+    tier = Tier(path, policy, threads=2)
+    tier.recover()
+    first = chance.randrange(4)
+    for number in count():
+        if number == first:
+            Timer(chance.random() * 0.03, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        slots = chance.sample(range(SLOTS), 3)
+        keys = [chance.randrange(1000) for _ in slots]
+        os.write(writing, f"begin {slots} {keys}\n".encode())
+        assert tier.store(slots, keys).good
+        os.write(writing, f"good {slots} {keys}\n".encode())
 
 
 def kill_again_and_again(rounds: int, seed: int) -> None:
@@ -362,11 +373,8 @@ def kill_again_and_again(rounds: int, seed: int) -> None:
     with directory() as made:
         path, holds = made / "tier", dict[int, int | None]()
         for number in range(rounds):
-            policy = ("none", "interval", "every")[number % 3]
-            command = [sys.executable, "-c", KILLED, str(path), str(seed + number), policy]
-            done = subprocess.run([*command, str(SUPPORT)], capture_output=True, text=True, check=False)
-            assert done.returncode == -9, done.stderr
-            for line in done.stdout.splitlines():
+            policy = [*FlushPolicy][number % len(FlushPolicy)]
+            for line in store_until_killed(path, seed + number, policy).splitlines():
                 what, slots, keys = line.replace(", ", ",").split()
                 for slot, key in zip(literal_eval(slots), literal_eval(keys)):
                     holds[slot] = key if what == "good" else None
