@@ -68,8 +68,8 @@ def _here(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def conform(*arguments: str, seconds: float = 0.3) -> Result:
-    limits = ("--seed", "1", "--seconds", str(seconds), "--reduce-seconds", "10")
+def conform(*arguments: str, seconds: float = 0.3, reduce_seconds: float = 10) -> Result:
+    limits = ("--seed", "1", "--seconds", str(seconds), "--reduce-seconds", str(reduce_seconds))
     return CliRunner().invoke(main, ["conform", *arguments, *limits])
 
 
@@ -126,7 +126,9 @@ def test_the_exit_code_and_the_page_say_what_is_broken(tmp_path: Path) -> None:
     assert list(log.glob("1/test_*.py"))
 
 
-def test_an_end_of_the_process_by_a_signal_is_a_result() -> None:
+def test_an_end_of_the_process_by_a_signal_is_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The walk continues in another process, which also ends."""
+    monkeypatch.setattr(import_module("kvsm.cli.conform"), "_MOST_CRASHES", 2)
     result = conform("conformed:EndsTheProcess")
     assert result.exit_code == ExitCode.BROKEN
     assert "the process ended with signal SIGSEGV in run 0" in " ".join(result.stdout.split())
@@ -233,11 +235,11 @@ def test_a_call_that_ends_the_process_is_reduced_like_any_failure(machine: str, 
 
 @pytest.mark.slow
 def test_a_call_that_hangs_is_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KVSM_CONFORM_STALL_S", "2")
-    result = conform("conformed:Hangs")
+    monkeypatch.setenv("KVSM_CONFORM_STALL_S", "1")
+    result = conform("conformed:Hangs", reduce_seconds=3)
     assert result.exit_code == ExitCode.BROKEN
     assert "progress (S9)" in result.stdout
-    assert "a call has not returned after 2 to 4 s" in " ".join(result.stdout.split())
+    assert "a call has not returned after 1 to 2 s" in " ".join(result.stdout.split())
 
 
 @pytest.mark.slow
