@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,7 @@ ENTRY_POINTS = {"__init__", "__main__"}
 """`import kvsm` and `python -m kvsm` name what is above them, and import it when it is asked for."""
 
 
+@cache
 def is_module(name: str) -> bool:
     place = ROOT.joinpath(*name.split("."))
     return place.is_dir() or place.with_suffix(".py").is_file()

@@ -6,8 +6,7 @@ Where they are not installed these tests are skipped, with what to do; the rest 
 from __future__ import annotations
 
 import dataclasses
-import os
-import subprocess
+import runpy
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -77,11 +76,10 @@ def test_the_page_of_what_is_proved_is_what_the_declaration_says_now() -> None:
     assert ANY_SIZE.read_text() == proof_text()
 
 
-def test_the_command_of_the_readme_writes_the_texts(tmp_path: Path) -> None:
+def test_the_command_of_the_readme_writes_the_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each file holds what the tools are given; the page is written again as it is."""
-    specs = ANY_SIZE.parents[1]
-    command = [sys.executable, "-m", "protocol.texts", str(tmp_path / "new" / "folder")]
-    subprocess.run(command, check=True, env=os.environ | {"PYTHONPATH": str(specs)})
+    monkeypatch.setattr(sys, "argv", ["protocol.texts", str(tmp_path / "new" / "folder")])
+    runpy.run_path(str(ANY_SIZE.with_name("texts.py")), run_name="__main__")
     written = {path.name: path.read_text() for path in (tmp_path / "new" / "folder").iterdir()}
     assert sorted(written) == [
         "Offload.cfg",
