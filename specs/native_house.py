@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
@@ -93,20 +93,22 @@ class House:
         seconds: float | None = None,
         cpu_seconds: int | None = None,
         more: Mapping[str, str] | None = None,
+        less: Sequence[str] = (),
     ) -> subprocess.CompletedProcess[str]:
         """Run Python in this copy. If its native body cannot be loaded, that is an error. Raises
         `TimeoutExpired`.
 
         cpu_seconds: a process that uses more CPU time ends by SIGXCPU.
-        more: additional environment variables.
+        more: additional environment variables. less: variables that are not passed on.
         """
         limit = None if cpu_seconds is None else partial(_limit_cpu, cpu_seconds)
         search = [self.place, self.place / "tests" / "support", self.place / "specs"]
         path = os.pathsep.join(map(str, search))
+        passed = {name: value for name, value in os.environ.items() if name not in less}
         return subprocess.run(
             [sys.executable, *arguments],
             cwd=self.place,
-            env={**os.environ, "KVSM_NATIVE": "1", "PYTHONPATH": path, **(more or {})},
+            env={**passed, "KVSM_NATIVE": "1", "PYTHONPATH": path, **(more or {})},
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
