@@ -13,6 +13,7 @@ import pytest
 from native_house import COMPILER, SANITIZERS, House, sanitized
 from places import ROOT
 
+from examples import TODAY
 from kvsm.core import native
 
 WARNINGS = ("-Wall", "-Wextra", "-Werror")
@@ -60,13 +61,13 @@ def selected(names: Iterable[str], *chosen: str) -> list[str]:
 def test_no_access_is_wrong_and_no_behaviour_undefined(house: House, checks: dict[str, str]) -> None:
     """Run the parity tests under the sanitizers: random walks, long batches, wrong events with random bytes,
     states that are copied meanwhile, right and wrong calls; and then direct calls of the native types that
-    kvsm itself never makes (`hostile_native.py`)."""
+    kvsm itself never makes (`hostile_native.py`), others each day."""
     chosen = "folded_alike or refused_alike or a_ledger_has or slot_queue or frozen or calls or hostile"
     names = ("native", "native_calls", "native_hostile", "slot_queue", "frozen_state")
     house.build(*SANITIZERS, *WARNINGS)
     # With the examples of a developer's run: a wrong access shows whenever its line runs.
     printed(house.run(*selected(names, "-k", chosen), more=checks, less=("CI",)))
-    hostile = printed(house.run("tests/support/hostile_native.py", "1000", "200", more=checks))
+    hostile = printed(house.run("tests/support/hostile_native.py", str(60 * TODAY), "60", more=checks))
     assert hostile.endswith("all were refused\n")
 
 
