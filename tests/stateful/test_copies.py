@@ -198,7 +198,7 @@ def run_machine(machine: type[CopyEngineMachine], examples: int, monkeypatch: py
 def test_engines_keep_their_promises(
     machine: type[CopyEngineMachine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_machine(machine, examples(20), monkeypatch)
+    run_machine(machine, examples(20, least=4), monkeypatch)
 
 
 @pytest.mark.slow
@@ -206,7 +206,7 @@ def test_engines_keep_their_promises(
 def test_engines_keep_their_promises_long(
     machine: type[CopyEngineMachine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_machine(machine, 500, monkeypatch)
+    run_machine(machine, 150, monkeypatch)
 
 
 def test_what_a_held_transfer_touches_is_for_compute_and_for_no_transfer() -> None:

@@ -158,4 +158,4 @@ def test_core_keeps_its_promises() -> None:
 
 @pytest.mark.slow
 def test_core_keeps_its_promises_long() -> None:
-    run_state_machine_as_test(CoreMachine, settings=settings(max_examples=700, stateful_step_count=60))
+    run_state_machine_as_test(CoreMachine, settings=settings(max_examples=250, stateful_step_count=60))

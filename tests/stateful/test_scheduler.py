@@ -22,5 +22,5 @@ def test_scheduler_keeps_its_promises() -> None:
 
 @pytest.mark.slow
 def test_scheduler_keeps_its_promises_long() -> None:
-    chosen = settings(SETTINGS, max_examples=1_000, stateful_step_count=60)
+    chosen = settings(SETTINGS, max_examples=350, stateful_step_count=60)
     run_state_machine_as_test(OffloadMachine, settings=chosen)
