@@ -271,7 +271,7 @@ class Pressed(msgspec.Struct, frozen=True):
 def _pressed(place: Path, request: pytest.FixtureRequest) -> Pressed:
     groups = request.param
     options = RunOptions(
-        requests=250,
+        requests=250 if groups != "full" else 150,
         groups=groups,
         block_bytes=64,
         device_blocks=192 if groups == "full" else 512,
