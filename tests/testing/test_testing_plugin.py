@@ -61,7 +61,7 @@ class Machine(OffloadMachine):
 
 TestMachine = Machine.TestCase
 TestMachine.settings = settings(
-    TestMachine.settings, max_examples=300, stateful_step_count=10, derandomize=True, database=None
+    TestMachine.settings, max_examples=300, stateful_step_count=6, derandomize=True, database=None
 )
 """
 

@@ -24,8 +24,8 @@ SEED = 4
 """With this seed, requests are preempted together in the run that is made again."""
 
 
-QUICK = ("core", "serving", "whole")
-"""Each target takes another process a second."""
+QUICK = ("whole",)
+"""It has the scheduler, the core and a disk. Each target takes another process a second."""
 
 
 @pytest.mark.parametrize(

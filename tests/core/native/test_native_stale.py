@@ -154,9 +154,11 @@ def run(house: Path, chosen: str, *arguments: str) -> str:
 def test_a_stale_body_leaves_all_to_python(tmp_path: Path, make_stale: Callable[[Path], None]) -> None:
     """Conformance: the events of a life are folded, whatever body lies beside the code."""
     package = tmp_path / "kvsm"
-    shutil.copytree(ROOT / "kvsm", package, ignore=shutil.ignore_patterns("__pycache__"))
+    # With what is compiled: the next process need not do it again. Other tests may be writing such files.
+    shutil.copytree(ROOT / "kvsm", package, ignore=shutil.ignore_patterns("*.pyc.*"))
     make_stale(package)
-    for chosen, why in (("auto", STALE[make_stale]), ("0", "KVSM_NATIVE is 0")):
+    asked = [("0", "KVSM_NATIVE is 0")] if make_stale is FIRST[0] else []  # no other body is looked at either
+    for chosen, why in (("auto", STALE[make_stale]), *asked):
         said = run(tmp_path, chosen, "-c", _LIFE)
         life, version = said.split("\n", 1)
         assert life.startswith(f"Offloader Ledger 0 Python ({why}"), said
