@@ -157,7 +157,7 @@ def test_the_machine_finds_bugs_that_show_quickly(id: str) -> None:
 def test_every_bug_of_today_is_found() -> None:
     """The traces of explorations are shortest; those of walks are reduced. That nothing is found in the right
     code, `test_museum_worlds.py` tests."""
-    found, today = {}, of_today([*EXHIBITS], 12)
+    found, today = {}, of_today([*EXHIBITS], 24)
     for result in search_all(today, ForkedProcesses(2)):
         assert result.is_as_expected, result
         if result.finding is not None:
