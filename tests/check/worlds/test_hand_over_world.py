@@ -54,7 +54,7 @@ def test_two_engines_keep_every_promise() -> None:
 
 @pytest.mark.slow
 def test_two_engines_keep_every_promise_long() -> None:
-    result = walk(drawn_world, seed=2, operations=120_000)
+    result = walk(drawn_world, seed=2, operations=40_000)
     assert result.failure is None, result.failure
 
 

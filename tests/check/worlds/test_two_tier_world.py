@@ -35,13 +35,9 @@ def drawn(random: Random) -> World:
 
 
 def test_two_tiers_keep_every_promise_over_crashes_and_power_losses() -> None:
-    """All properties in the world's docstring hold, with the real recovery."""
+    """All properties in the world's docstring hold, with the real recovery. The museum's checkers walk this
+    target at length, and `kvsm fuzz` does so with another seed each day."""
     assert walk(drawn, 1, runs=examples(20)).failure is None
-
-
-@pytest.mark.slow
-def test_two_tiers_keep_every_promise_at_length() -> None:
-    assert walk(drawn, 2, runs=600).failure is None
 
 
 Planted = Callable[[pytest.MonkeyPatch], None]
