@@ -327,7 +327,7 @@ def test_what_cannot_be_forked_is_refused_and_leaves_nothing(
     assert not (tmp_path / "fork").exists()
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.integers(0, 10**6))
 @pytest.mark.slow
 def test_long_lives_are_repeated(seed: int) -> None:

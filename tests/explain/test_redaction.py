@@ -27,6 +27,7 @@ from replay_life import Life, random_life, written
 from two_tier_life import DISK_CONFIG, HOST_CONFIG, live
 
 import kvsm
+from examples import seeds_of_today
 from kvsm import events as ev
 from kvsm.cli import main
 from kvsm.core.ledger import RequestRecord, TransferRecord
@@ -498,7 +499,7 @@ def test_a_live_log_is_copied_up_to_some_moment(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ADMITTING)
 def test_copies_of_many_random_lives_verify(tmp_path: Path, policy: str) -> None:
-    for seed in range(100, 120):
+    for seed in seeds_of_today(6):
         log = tmp_path / f"{seed}"
         chosen = random.Random(seed)
         options = {"blocks_per_chunk": chosen.choice((1, 2)), "store_threshold": chosen.choice((1, 2))}

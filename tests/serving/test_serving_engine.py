@@ -398,7 +398,7 @@ def test_any_run_is_good(
 
 
 @pytest.mark.slow
-@settings(max_examples=700)
+@settings(max_examples=250)
 @given(runs())
 def test_any_run_is_good_slow(
     tmp_path_factory: pytest.TempPathFactory, drawn: tuple[list[TraceRequest], RunOptions]

@@ -192,7 +192,7 @@ class TestReference:
 
     @pytest.mark.slow
     @given(name=machine_names, start=st.integers(0, 5), choices=st.lists(st.integers(0, 99), max_size=200))
-    @settings(max_examples=4_000, deadline=None)
+    @settings(max_examples=1_500, deadline=None)
     def test_agrees_along_many_random_runs(self, name: str, start: int, choices: list[int]) -> None:
         run_five_ways(MACHINES[name], start, choices)
 

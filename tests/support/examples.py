@@ -25,6 +25,11 @@ def some(cases: Sequence[_T]) -> Sequence[_T]:
 TODAY = datetime.now(timezone.utc).toordinal()
 
 
+def seeds_of_today(number: int) -> range:
+    """Return `number` seeds that no other day has."""
+    return range(TODAY * number, (TODAY + 1) * number)
+
+
 def of_today(cases: Sequence[_T], days: int) -> Sequence[_T]:
     """Return the cases that a slow test tries today: in this many days it tries each case once."""
     return cases[TODAY % days :: days]

@@ -177,7 +177,7 @@ def test_a_confirmed_reader_has_read_blocks_that_nobody_else_could_write() -> No
 @pytest.mark.slow
 def test_a_confirmed_reader_has_read_blocks_that_nobody_else_could_write_long() -> None:
     run_state_machine_as_test(
-        LeaseLife, settings=settings(max_examples=1_000, stateful_step_count=50, deadline=None)
+        LeaseLife, settings=settings(max_examples=400, stateful_step_count=50, deadline=None)
     )
 
 

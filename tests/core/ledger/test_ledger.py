@@ -119,7 +119,7 @@ def test_refused_events_leave_no_trace(
 
 @pytest.mark.slow
 @given(st.sampled_from([1, 2]), st.lists(any_event(), max_size=12))
-@settings(max_examples=4_000)
+@settings(max_examples=1_500)
 def test_refused_events_leave_no_trace_long(
     chunk: int, attempts: list[tuple[type[OffloadingEvent], tuple[object, ...]]]
 ) -> None:

@@ -50,7 +50,7 @@ def test_what_was_stored_outlives_a_kill_at_any_system_call(seed: int, memory: P
 @pytest.mark.slow
 def test_other_kills_each_day(memory: Path) -> None:
     killed, seed = 0, TODAY * 1000
-    while killed < 400:
+    while killed < 150:
         (memory / str(seed)).mkdir()
         killed += chain(memory / str(seed), seed)
         shutil.rmtree(memory / str(seed))

@@ -142,7 +142,7 @@ def check_round_trip(frames: list[list[Any]], segment_bytes: int, compress: bool
         assert writer.bytes_written == sum(file.stat().st_size for file in path.iterdir())
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(FRAMES, st.sampled_from([1, 200, 1 << 20]), st.booleans())
 def test_what_is_written_is_read(frames: list[list[Any]], segment_bytes: int, compress: bool) -> None:
     """Events are state (S10).
@@ -153,7 +153,7 @@ def test_what_is_written_is_read(frames: list[list[Any]], segment_bytes: int, co
 
 
 @pytest.mark.slow
-@settings(max_examples=1_200, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(FRAMES, st.sampled_from([1, 200, 1 << 20]), st.booleans())
 def test_what_is_written_is_read_at_length(
     frames: list[list[Any]], segment_bytes: int, compress: bool

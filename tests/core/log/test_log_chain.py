@@ -85,7 +85,7 @@ def test_a_chain_keeps_its_limit(
 
 
 @pytest.mark.slow
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=350, deadline=None)
 @given(PLANS, st.lists(OPTIONS, min_size=1, max_size=3), st.booleans(), st.none() | st.integers(2000, 6000))
 def test_chains_at_length(
     plans: list[PlannedLife], options: list[dict[str, Any]], slow: bool, max_bytes: int | None

@@ -110,7 +110,7 @@ def test_a_disk_that_fills_and_empties_loses_nothing_in_silence(
 
 
 @pytest.mark.slow
-@settings(max_examples=2_000, deadline=None)
+@settings(max_examples=700, deadline=None)
 @given(STEPS, st.sampled_from([1, 300, 1 << 20]))
 def test_a_disk_that_fills_and_empties_loses_nothing_at_length(
     steps: list[tuple[int, int]], segment_bytes: int

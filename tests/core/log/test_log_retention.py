@@ -103,7 +103,7 @@ def test_all_files_together_keep_the_limit_at_each_instant(
 
 
 @pytest.mark.slow
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(*LOGS)
 def test_all_files_together_keep_the_limit_at_length(
     frames: list[tuple[int, int]], segment_bytes: int, max_bytes: int, compress: bool

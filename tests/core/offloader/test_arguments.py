@@ -12,6 +12,7 @@ import pytest
 from core_life import keys, new_core, store
 from wild_calls import WildCaller
 
+from examples import seeds_of_today
 from kvsm import HostCopyEngine, TransferJob, Worker
 from kvsm.core.ledger.snapshot import digest
 from kvsm.core.offloader import Offloader
@@ -40,8 +41,8 @@ def test_random_types_leave_a_log_that_replays(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ten_thousand_sequences_of_random_types(tmp_path: Path) -> None:
-    for seed in range(10_000):
+def test_other_sequences_of_random_types_each_day(tmp_path: Path) -> None:
+    for seed in seeds_of_today(3_000):
         run_wild(seed, tmp_path / str(seed), 20)
 
 

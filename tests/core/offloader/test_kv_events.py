@@ -179,7 +179,7 @@ def test_folding_gives_the_matchable_keys(form: str, options: dict[str, Any], ac
 
 @pytest.mark.slow
 @given(st.sampled_from(["wire", "wire", "offloading"]), LIVES, ACTS)
-@settings(max_examples=1_200)
+@settings(max_examples=400)
 def test_folding_gives_the_matchable_keys_long(form: str, options: dict[str, Any], acts: list[int]) -> None:
     life(form, options, acts)
 

@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from replay_life import gapped, random_life, story_life
 from test_timeline import data_of
 
+from examples import seeds_of_today
 from kvsm.cli import main
 from kvsm.system import private_files
 
@@ -180,13 +181,17 @@ def test_a_directory_of_logs_stands_for_its_newest_log(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "seeds", [pytest.param(20, id="fast"), pytest.param(600, id="slow", marks=pytest.mark.slow)]
+    "seeds",
+    [
+        pytest.param(range(20), id="fast"),
+        pytest.param(seeds_of_today(200), id="slow", marks=pytest.mark.slow),
+    ],
 )
-def test_a_changed_log_ends_in_a_page_or_one_line(seeds: int, tmp_path: Path) -> None:
+def test_a_changed_log_ends_in_a_page_or_one_line(seeds: range, tmp_path: Path) -> None:
     """Records with right checksums may say anything. There is never a traceback, and never half a page."""
     originals = lives(tmp_path / "lives")
     drawn = 0
-    for seed in range(seeds):
+    for seed in seeds:
         log = write_plain(
             tmp_path / f"{seed}", changed(originals[seed % len(originals)], random.Random(seed))
         )
@@ -199,4 +204,4 @@ def test_a_changed_log_ends_in_a_page_or_one_line(seeds: int, tmp_path: Path) ->
             assert len(data_of(page.read_text())["events"]["text"]) > 0
         else:
             assert len(result.stderr.splitlines()) == 1, result.stderr
-    assert drawn > seeds / 4
+    assert drawn > len(seeds) / 4

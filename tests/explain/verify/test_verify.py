@@ -92,7 +92,7 @@ def test_a_witness_that_starts_after_a_reset_knows_which_pins_have_ended() -> No
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=4_000)
+@settings(deadline=None, max_examples=1_500)
 @given(OPERATIONS, CONFIGS)
 def test_no_life_of_the_core_breaks_a_property_in_thousands(
     operations: Operations, config: dict[str, Any]
