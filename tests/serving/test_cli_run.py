@@ -339,7 +339,7 @@ def run_with_hash_seed(log: Path, copies_by: str, hash_seed: int, *options: obje
     return log
 
 
-SHORTER = [*EVERYTHING, "--requests", 60]
+SHORTER = [*EVERYTHING, "--requests", 30]
 LAZY = ["--store", "lazy", "--requests", 80, "--device-blocks", 96, "--host-blocks", 128, "--fail-rate", 0.1]
 
 
