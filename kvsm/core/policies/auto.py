@@ -34,7 +34,7 @@ from kvsm.ids import NO_IDS, SMALL, IdArray
 _QUEUES = 3
 """Blocks with this many uses less one, or more, are in the last queue."""
 _REMEMBERED, _MANY = 4, 1 << 18
-"""Keys outside of the pool that are remembered per slot, up to this many in all; but at least one per slot."""
+"""Keys outside of the pool that are remembered per slot, up to this many in all; at least one per slot."""
 _SAME_USE = 16
 """Uses of a block within the capacity divided by this are one use."""
 _LEARN_EVERY, _AT_LEAST = 4, 32
