@@ -48,6 +48,8 @@ STATES = {
     "losing": 595,
     "shared": 2301,
     "router": 285,
+    "refusals": 252,
+    "refusals-lazy": 394,
     "restarts": 1789,
     "restarts-evictions": 349,
     "any-two": 3073,

@@ -657,10 +657,12 @@ def test_it_is_documented_how_many_blocks_a_choice_passes_over() -> None:
 
 
 def test_documented_hit_rates_are_those_measured() -> None:
-    """What the benchmark wrote, row by row."""
+    """Row by row what the benchmark wrote. The page has some of its tables."""
     rows = r"^\| (?:host slots|\d).*$"
     results = (ROOT / "benchmarks" / "results" / "policies.md").read_text()
-    assert re.findall(rows, PAGE, re.MULTILINE) == re.findall(rows, results, re.MULTILINE)
+    shown = re.findall(rows, PAGE, re.MULTILINE)
+    assert len(shown) > 20
+    assert not {*shown} - {*re.findall(rows, results, re.MULTILINE)}
 
 
 def fingerprint() -> str:

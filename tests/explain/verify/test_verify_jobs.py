@@ -88,7 +88,7 @@ def test_a_good_log_is_good_in_parts_wherever_they_begin(
 def test_processes_verify_a_log_that_begins_late_in_parts(tmp_path: Path, policy: str) -> None:
     """With restarts, resets, failed and lost copies. Retention has deleted the oldest segments."""
     log = tmp_path / "log"
-    writer = {"segment_bytes": 1500, "max_bytes": 12_000}
+    writer = {"segment_bytes": 1500, "max_bytes": 20_000}
     life = random_life(5, 700, log, writer=writer, policy=policy)
     life.drain()
     life.close()
