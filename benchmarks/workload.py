@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import random
 from collections.abc import Iterable, Iterator
+from functools import cache
 from hashlib import blake2b
-from heapq import heappop, heappush
-from itertools import chain, cycle, islice
+from itertools import count, cycle, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from kvsm.serving.agent_sessions import Session, read_sessions, session_requests, session_turns
+from kvsm.serving.agent_sessions import Turn as SessionTurn
 from kvsm.serving.traces import TraceRequest, multi_turn, read_trace
 
 TRACE_BLOCK_TOKENS = 512
@@ -43,85 +43,34 @@ def expanded(trace: Path | None, block_tokens: int, limit: int | None) -> Reques
     return requests
 
 
-LONGEST_PAUSE_S = 300
-"""The limit of a session's pauses: a session that pauses for hours is not one of those that run at once."""
-
-
 class Turn(NamedTuple):
     """A request of an agent.
 
     keys: of the full blocks of its prompt.
     live_blocks: the number of blocks in the last prompts of all running agents, this one included.
-    second: the time of its arrival. input_tokens, output_tokens: its lengths.
     """
 
     agent: int
     keys: list[bytes]
     live_blocks: int
-    second: float
-    input_tokens: int
-    output_tokens: int
 
 
 def agent_trace(path: Path, at_once: int, block_tokens: int, longest_tokens: int) -> Iterator[TraceRequest]:
-    """The requests of `agent_turns` as a trace, which the serving engine can run."""
-    ids: dict[bytes | int, int] = {}
-    for number, turn in enumerate(agent_turns(path, at_once, None, block_tokens, longest_tokens)):
-        blocks: list[bytes | int] = [*turn.keys]
-        if turn.input_tokens % block_tokens:
-            blocks.append(number)  # A partial block belongs to this request alone.
-        yield TraceRequest(
-            1000 * turn.second,
-            turn.input_tokens,
-            max(1, turn.output_tokens),
-            tuple([ids.setdefault(block, len(ids)) for block in blocks]),
-        )
+    """The requests of recorded sessions, of which `at_once` run at a time.
+
+    longest_tokens: sessions with a longer prompt and output are left out.
+    """
+    kept = (one for one in read_sessions(path) if one.longest_tokens <= longest_tokens)
+    return session_requests(kept, at_once, block_tokens)
 
 
 def agent_turns(
-    path: Path,
-    at_once: int,
-    limit: int | None,
-    block_tokens: int = TRACE_BLOCK_TOKENS,
-    longest_tokens: int | None = None,
+    path: Path, at_once: int, limit: int | None, block_tokens: int = TRACE_BLOCK_TOKENS
 ) -> Iterator[Turn]:
-    """The requests of recorded sessions, of which `at_once` run at a time.
-
-    path: a gzip file with one session per line. A request is a row `[t, _, _, _, _, keep, runs]`. t is its
-        time (s). Its hash ids are the first `keep` ids of the previous row, followed by the runs `[first,
-        count, ...]`.
-    limit: the most sessions; None for all.
-    longest_tokens: sessions with a longer prompt and output are left out; None: all are served.
-    """
-    with gzip.open(path) as lines:
-        every = map(json.loads, lines)
-        kept = (one for one in every if longest_tokens is None or _longest_tokens(one) <= longest_tokens)
-        sessions = enumerate(kept)
-        waiting: list[tuple[float, int, int, Iterator[_Row]]] = []
-        live: dict[int, dict[int, int]] = {}
-        now, entries = 0.0, 0
-
-        def begin() -> None:
-            nonlocal entries
-            number, session = next(sessions, (0, None))
-            if session is not None and (limit is None or number < limit):
-                entries += 1
-                heappush(waiting, (now, entries, number, _session_turns(number, session, block_tokens)))
-
-        for _ in range(at_once):
-            begin()
-        while waiting:
-            now, _, number, turns = heappop(waiting)
-            turn = next(turns, None)
-            if turn is None:
-                live.pop(number, None)
-                begin()
-                continue
-            live.setdefault(number, {})[turn.agent] = len(turn.keys)
-            blocks = sum(chain.from_iterable(sizes.values() for sizes in live.values()))
-            yield Turn(turn.agent, turn.keys, blocks, now, turn.input_tokens, turn.output_tokens)
-            entries += 1
-            heappush(waiting, (now + turn.pause, entries, number, turns))
+    """The requests of the first `limit` recorded sessions (None: all), of which `at_once` run at a time."""
+    sessions: Iterator[Session] = islice(read_sessions(path), limit)
+    for turn in session_turns(sessions, at_once, block_tokens):
+        yield Turn(turn.agent, [_key(block) for block in turn.blocks], turn.live_blocks)
 
 
 def agents_in_lock_step(
@@ -148,66 +97,30 @@ def _agents_in_order(
 
     order: which of the `at_once` running sessions sends the next request. A session that has ended is
         replaced by the next one of the file. If none is left, the workload ends: the number of running
-        sessions never changes. A `Turn.second` is the request's number.
+        sessions never changes.
     """
-    with gzip.open(path) as lines:
-        sessions = (
-            _session_turns(number, json.loads(line), block_tokens)
-            for number, line in enumerate(islice(lines, limit))
-        )
-        running: list[Iterator[_Row]] = [iter(())] * at_once
-        live: list[dict[int, int]] = [{} for _ in running]
-        for number, place in enumerate(order):
-            row = next(running[place], None)
-            if row is None:
-                running[place], live[place] = next(sessions, iter(())), {}
-                row = next(running[place], None)
-                if row is None:
-                    return
-            live[place][row.agent] = len(row.keys)
-            blocks = sum(chain.from_iterable(sizes.values() for sizes in live))
-            yield Turn(row.agent, row.keys, blocks, float(number), row.input_tokens, row.output_tokens)
+    fresh = count()
+    sessions = (
+        session_turns([session], 1, block_tokens, fresh) for session in islice(read_sessions(path), limit)
+    )
+    begun = count()
+    running: list[Iterator[SessionTurn]] = [iter(())] * at_once
+    live, number = [0] * at_once, [0] * at_once
+    for place in order:
+        turn = next(running[place], None)
+        if turn is None:
+            running[place], number[place] = next(sessions, iter(())), next(begun)
+            turn = next(running[place], None)
+            if turn is None:
+                return
+        live[place] = turn.live_blocks
+        agent = (number[place] << 10) + turn.agent
+        yield Turn(agent, [_key(block) for block in turn.blocks], sum(live))
 
 
-def _agents(session: dict[str, Any]) -> list[tuple[float, list[Any]]]:
-    """(second at which it begins, rows) of the session's agent and of each subagent."""
-    subagents = [(subagent["t"], subagent["requests"]) for subagent in session.get("subagents", ())]
-    return [(0.0, session["requests"]), *subagents]
-
-
-def _longest_tokens(session: dict[str, Any]) -> int:
-    """Return the tokens of the longest request of this session, with its output."""
-    return max(row[3] + row[4] for _, rows in _agents(session) for row in rows)
-
-
-class _Row(NamedTuple):
-    """A request of a session. pause: seconds until the next one."""
-
-    pause: float
-    agent: int
-    keys: list[bytes]
-    input_tokens: int
-    output_tokens: int
-
-
-def _session_turns(number: int, session: dict[str, Any], block_tokens: int) -> Iterator[_Row]:
-    """The requests of a session and its subagents, by time."""
-    pieces = block_tokens // session["block_size"]
-    rows: list[tuple[float, int, list[bytes], int, int]] = []
-    for agent, (start, requests) in enumerate(_agents(session)):
-        ids: list[int] = []
-        keys: list[bytes] = []
-        for second, _, _, input_tokens, output_tokens, keep, runs in requests:
-            keys = keys[: min(keep, len(ids)) // pieces]
-            ids = [*ids[:keep], *chain.from_iterable(range(a, a + n) for a, n in zip(runs[::2], runs[1::2]))]
-            for place in range(len(keys), len(ids) // pieces):
-                block = repr((number, ids[place * pieces : (place + 1) * pieces])).encode()
-                before = keys[-1] if keys else b""
-                keys.append(blake2b(block, key=before, digest_size=32).digest() + bytes(4))
-            rows.append((start + second, (number << 10) + agent, keys, input_tokens, output_tokens))
-    rows.sort(key=lambda row: row[0])
-    for (second, *row), after in zip(rows, [*rows[1:], rows[-1]]):
-        yield _Row(min(max(after[0] - second, 0.0), LONGEST_PAUSE_S), *row)
+@cache
+def _key(block: int) -> bytes:
+    return blake2b(b"%d" % block, digest_size=32).digest() + bytes(4)
 
 
 def single_blocks(steps: int, per_step: int, distinct: int, seed: int = 0) -> Requests:

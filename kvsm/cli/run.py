@@ -25,7 +25,7 @@ LOG = "kvsm-log"
 @struct_options(
     RunOptions,
     flags={"preempt_rate": "--preempt", "failure_rate": "--fail-rate"},
-    metavars={"trace": "FILE", "requests": "N", "disk_dir": "DIR", "log": "DIR"},
+    metavars={"trace": "FILE", "at_once": "N", "requests": "N", "disk_dir": "DIR", "log": "DIR"},
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def run(as_json: bool, **options: object) -> None:
@@ -37,10 +37,16 @@ def run(as_json: bool, **options: object) -> None:
     engine ended with, and every property must hold at every event. The bytes that a request
     computes from are compared with the bytes that were stored.
 
+    A trace is recognized by its content, plain or in gzip. A Mooncake trace has one request in each line. An
+    agent session has `block_size` and `requests`, as in callanjfox/kv-cache-tester or with runs of hash ids;
+    FILE is one session, one in each line, or a directory of such files. The requests of a session keep their
+    recorded pauses, up to 300 s. When a session ends, the next one begins.
+
     \b
     Examples:
       kvsm run                                  2000 requests of generated conversations; log in ./kvsm-log
       kvsm run --trace FILE --policy arc        a recorded trace, another eviction policy
+      kvsm run --trace DIR --at-once 16 --requests 500   recorded agent sessions, 16 at a time
       kvsm run --device-blocks 96 --host-blocks 400      pressure: preemptions, evictions
       kvsm run --groups full,sliding:4096/1024,mamba     a hybrid model, three KV cache groups
       kvsm run --host-blocks 1600 --disk-blocks 30000 --disk-dir kvsm-disk

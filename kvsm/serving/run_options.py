@@ -14,6 +14,7 @@ from kvsm.core.scheduler import GroupKind, KVCacheGroup, LastStep, SchedulerConf
 from kvsm.core.scheduler.groups import WINDOWED
 from kvsm.errors import ConfigError
 from kvsm.events import OffloadConfig
+from kvsm.serving.agent_sessions import AT_ONCE
 from kvsm.serving.block_tables import peak_blocks
 from kvsm.serving.ranks import COPIES
 from kvsm.serving.traces import BLOCK_TOKENS, TraceRequest
@@ -39,13 +40,18 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     the blocks in `disk_dir`.
     """
 
-    trace: Annotated[str | None, says("Mooncake-format JSONL trace. Default: a generated workload.")] = None
+    trace: Annotated[
+        str | None, says("Mooncake JSONL trace, or agent sessions. Default: a generated workload.")
+    ] = None
+    at_once: (
+        Annotated[int, says(f"Agent sessions that run at a time.  [default: {AT_ONCE}]", 1, 1 << 20)] | None
+    ) = None
     requests: (
         Annotated[int, says("Generate N requests (2000), or take the first N of a trace.", 1, 1 << 31)] | None
     ) = None
-    block_tokens: Annotated[int, says("Tokens per hash id of the trace, and per block.", 1, 1 << 20)] = (
-        BLOCK_TOKENS
-    )
+    block_tokens: Annotated[
+        int, says("Tokens per block, and per hash id of a Mooncake trace.", 1, 1 << 20)
+    ] = BLOCK_TOKENS
     groups: Annotated[
         str, says("KV cache groups: full, sliding:WINDOW, chunked:WINDOW, mamba; /TOKENS: block size.")
     ] = "full"
@@ -110,6 +116,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_values(self)
+        if self.at_once is not None and self.trace is None:
+            raise ConfigError(f"at_once is {self.at_once}, and trace is missing; give both")
         self._check_disk()
         core = self.offload_config()
         self.scheduler_config().check(core)

@@ -11,7 +11,7 @@ others, but no other request hits them.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 from heapq import heappop, heappush
 from itertools import accumulate, count
@@ -22,6 +22,7 @@ from typing import Annotated
 import msgspec
 
 from kvsm.errors import TraceError
+from kvsm.serving.trace_files import NOT_DECODED, Text, not_json, texts_of
 
 BLOCK_TOKENS = 512
 """The number of tokens of a hash id in a Mooncake trace."""
@@ -81,38 +82,32 @@ def _hash(name: bytes) -> bytes:
 
 
 def read_trace(path: str | os.PathLike[str], block_tokens: int = BLOCK_TOKENS) -> Iterator[TraceRequest]:
-    """Stream a JSONL trace with `timestamp`, `input_length`, `output_length` and `hash_ids`.
+    """Stream a JSONL trace with `timestamp`, `input_length`, `output_length` and `hash_ids`, maybe in gzip.
 
     Other fields are ignored. block_tokens: the number of tokens of a hash id.
 
     Raises `TraceError` at the first line that is not such a request, arrives before the line above it, or has
     another number of ids than its length needs; and for a file without requests.
     """
-    name, number, latest = os.fspath(path), 0, 0.0
+    return parse_requests(os.fspath(path), texts_of(path), block_tokens)
+
+
+def parse_requests(name: str, lines: Iterable[Text], block_tokens: int) -> Iterator[TraceRequest]:
+    """Decode and check the lines of a trace. name: of the file, for errors. See `read_trace`."""
+    number, latest = 0, 0.0
     decode = msgspec.json.Decoder(TraceRequest).decode
-    try:
-        with open(path, "rb") as file:
-            for number, line in enumerate(file, 1):
-                try:
-                    request = decode(line)
-                except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                    raise TraceError(name, number, _why(line, error)) from error
-                wrong = _inconsistency(request, latest, block_tokens)
-                if wrong:
-                    raise TraceError(name, number, wrong)
-                latest = request.arrival_ms
-                yield request
-    except OSError as error:
-        raise TraceError(name, 0, f"cannot be read: {error.strerror or error}") from error
+    for number, line in lines:
+        try:
+            request = decode(line)
+        except NOT_DECODED as error:
+            raise TraceError(name, number, not_json(line, error, "a request")) from error
+        wrong = _inconsistency(request, latest, block_tokens)
+        if wrong:
+            raise TraceError(name, number, wrong)
+        latest = request.arrival_ms
+        yield request
     if not number:
         raise TraceError(name, 0, "holds no request; a trace has one JSON object a line")
-
-
-def _why(line: bytes, error: Exception) -> str:
-    if not line.strip():
-        return "is empty; each line is one JSON object"
-    what = "not a request" if isinstance(error, msgspec.ValidationError) else "not JSON"
-    return f"{what}: {error}"
 
 
 def _inconsistency(request: TraceRequest, latest_ms: float, block_tokens: int) -> str:

@@ -31,6 +31,7 @@ from kvsm.explain.metrics import Metrics
 from kvsm.explain.story import Verification, verify_log
 from kvsm.properties import Property
 from kvsm.serving import offload_checks
+from kvsm.serving.agent_sessions import read_recorded
 from kvsm.serving.copy_totals import CopyTotals, copy_totals
 from kvsm.serving.disturbances import Disturbances
 from kvsm.serving.offload_checks import SkipNotes
@@ -40,7 +41,7 @@ from kvsm.serving.run_options import RunOptions
 from kvsm.serving.serving_engine import TOKEN_MS, ServingEngine, VirtualClock
 from kvsm.serving.serving_scheduler import ServingScheduler
 from kvsm.serving.stopwatch import Stopwatch
-from kvsm.serving.traces import TraceRequest, multi_turn, read_trace
+from kvsm.serving.traces import TraceRequest, multi_turn
 from kvsm.tiers import disk_config
 
 GENERATED_REQUESTS = 2000
@@ -155,7 +156,9 @@ def load_workload(options: RunOptions) -> list[TraceRequest]:
         generated = options.requests or GENERATED_REQUESTS
         requests = list(multi_turn(options.seed, generated, options.block_tokens))
     else:
-        requests = list(islice(read_trace(options.trace, options.block_tokens), options.requests))
+        requests = list(
+            islice(read_recorded(options.trace, options.block_tokens, options.at_once), options.requests)
+        )
     number, largest = max(
         enumerate(requests, 1), key=lambda one: (one[1].input_length + one[1].output_length, -one[0])
     )

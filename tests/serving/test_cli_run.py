@@ -187,7 +187,7 @@ def test_help_teaches() -> None:
     """The help says what the command does, shows examples, and explains the exit codes."""
     result = kvsm("--help")
     assert result.exit_code == 0
-    for word in ("--time-scale", "Examples:", "Exit code:", "Mooncake"):
+    for word in ("--time-scale", "Examples:", "Exit code:", "Mooncake", "kv-cache-tester"):
         assert word in result.stdout
 
 
@@ -200,6 +200,8 @@ def test_help_teaches() -> None:
         (["--trace", "absent.jsonl"], "absent.jsonl: cannot be read: No such file or directory"),
         (["--trace", "broken.jsonl"], "broken.jsonl: line 2: not JSON"),
         (["--trace", "typed.jsonl"], "typed.jsonl: line 1: not a request: Expected `int`, got `str`"),
+        (["--trace", "good.jsonl", "--at-once", "3"], "at_once is 3, and good.jsonl has no sessions"),
+        (["--at-once", "3"], "at_once is 3, and trace is missing; give both"),
         (["--requests", "-3"], "requests is -3"),
         (["--device-blocks", "0"], "device_blocks is 0"),
         (["--host-blocks", "0"], "host_blocks is 0"),
