@@ -21,7 +21,7 @@ from kvsm.core.offloader import Offloader
 from kvsm.core.plan import TransferPlan
 from kvsm.core.scheduler import StepOutput
 from kvsm.core.scheduler.protocols import TierBelow
-from kvsm.errors import PropertyBroken
+from kvsm.errors import LogWriteFailed, PropertyBroken
 from kvsm.events import Direction, OffloadConfig
 from kvsm.ids import to_list
 from kvsm.properties import Property
@@ -178,8 +178,12 @@ class WholeEngine(WiderEngine):
 
     def reset(self) -> bool:
         self.surviving.epoch += 1
-        done = super().reset()
-        self.disk.tier.reset()
+        try:
+            done = super().reset()
+            self.disk.tier.reset()
+        except LogWriteFailed:
+            self.surviving.epoch -= 1  # Nobody was told of the reset, and the process ends.
+            raise
         self.disk.rest.reset()
         self._check_logged(self.core.ledger.seq)
         return done

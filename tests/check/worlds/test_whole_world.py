@@ -8,13 +8,21 @@ from random import Random
 import msgspec
 import pytest
 
+from kvsm.check.walks.reduce import rerun
 from kvsm.check.walks.targets import draw_case
 from kvsm.check.walks.walk import walk
 from kvsm.check.worlds import whole_disk
 from kvsm.check.worlds.check_counts import taken_counts
+from kvsm.check.worlds.serving_world import RequestSpec
 from kvsm.check.worlds.whole_options import draw_whole
 from kvsm.check.worlds.whole_process import MirroredLog
-from kvsm.check.worlds.whole_world import TroubleLevel
+from kvsm.check.worlds.whole_world import (
+    TroubleLevel,
+    WholeBudgets,
+    WholeDiskOptions,
+    WholeOptions,
+    WholeWorld,
+)
 from kvsm.check.worlds.world import World
 from kvsm.core.plan import WorkerReport
 from kvsm.properties import Property
@@ -42,6 +50,27 @@ def test_scheduler_and_disk_keep_every_promise() -> None:
         assert counts[Property.STORED_SO_SERVED, case] > 10, case
     assert counts[Property.EVENTS_ARE_STATE, "blocks on the host that a next process finds"]
     assert counts[Property.NO_STALE_DATA, "blocks on disk that a next process finds"] > 3
+
+
+def test_a_reset_that_the_log_does_not_take_makes_nothing_stale() -> None:
+    """The process ends and nobody is told of the reset: the next process may serve what was stored before."""
+    options = WholeOptions(
+        requests=tuple([RequestSpec(tuple(range(tokens)), outputs=3) for tokens in (19, 13)]),
+        device_blocks=11,
+        slots=5,
+        prefix_cache=True,
+        chunk_tokens=64,
+        blocks_per_chunk=2,
+        store_threshold=2,
+        budgets=WholeBudgets(resets=1, log_faults=2),
+        disk=WholeDiskOptions(slots=15, places=4),
+    )
+    stored = ("arrive", "step", "arrive", "step", "copy 0 0", "copy 0 1", "report_all", "step")
+    on_disk = ("disk 0 0", "disk 0 1", "log_fault 0 0", "log_fault 1 0", "reset")
+    actions = [action.split() for action in (*stored, *on_disk)]
+    typed = [(name, *map(int, numbers)) for name, *numbers in actions]
+    outcome = rerun(lambda: WholeWorld(options), typed, to_rest=True)
+    assert outcome.finding is None, str(outcome.finding)
 
 
 def test_equal_actions_make_equal_worlds() -> None:
