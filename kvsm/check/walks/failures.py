@@ -46,6 +46,7 @@ class SavedFailure(msgspec.Struct, frozen=True, kw_only=True, rename={"property"
     minimal: whether no single action can be removed; false if a limit or a signal ended the reduction.
     systematic: the greatest length of the schedules in a search of all short ones; 0 for a random walk.
     run: the number of the run, or of the schedule in such a search.
+    walked: the target that was walked, if it has several worlds: all. Empty: the target of this world.
     """
 
     def found_by(self) -> str:
@@ -64,6 +65,7 @@ class SavedFailure(msgspec.Struct, frozen=True, kw_only=True, rename={"property"
     reruns: int
     minimal: bool = True
     systematic: int = 0
+    walked: str = ""
 
     def how_reduced(self) -> str:
         """How far the failure was reduced, for people."""
@@ -335,7 +337,7 @@ def _command(failure: SavedFailure) -> str:
     connector = failure.options.get("connector")
     if connector is not None:
         return f"kvsm vllm-fuzz --connector {connector}"
-    return f"kvsm fuzz --target {failure.target}"
+    return f"kvsm fuzz --target {failure.walked or failure.target}"
 
 
 def _listed(actions: tuple[Action, ...]) -> str:

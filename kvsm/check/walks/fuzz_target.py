@@ -179,7 +179,8 @@ class WorldTarget(FuzzTarget):
         return Shortened(entry.with_actions(reduce_pieces(entry.actions, tried), reduced=True), done)
 
     def unreduced(self, seed: int, failure: WalkFailure, entries: Sequence[CorpusEntry]) -> SavedFailure:
-        return failures.unreduced(self._case_of_run(seed, failure.run, entries), seed, failure)
+        found = failures.unreduced(self._case_of_run(seed, failure.run, entries), seed, failure)
+        return msgspec.structs.replace(found, walked="" if found.target == self.name else self.name)
 
     def unreduced_entry(self, entry: CorpusEntry, failure: WalkFailure) -> SavedFailure:
         return failures.unreduced(_case(entry), entry.seed, failure)

@@ -180,6 +180,16 @@ def test_the_written_test_is_python_for_every_target(target: str) -> None:
     compile(failures.regression_test(failure), target, "exec")
 
 
+def test_the_written_test_names_the_command_that_repeats_its_run() -> None:
+    """Run 3 of `all` is a run of another world than run 3 of that world's target."""
+    found = WalkFailure(3, (), Finding(Property.CONSERVATION, "it is lost"))
+    for target in ("all", "core"):
+        failure = WorldTarget(target).unreduced(1, found, ())
+        assert f"Found by `kvsm fuzz --target {target} --seed 1` in run 3" in failures.regression_test(
+            failure
+        )
+
+
 def test_a_failure_is_repeated(found: tuple[Result, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """The same story and exit code 1 while the bug is there; exit code 0 after it is fixed."""
     first, directory = found
