@@ -37,10 +37,10 @@ def run(as_json: bool, **options: object) -> None:
     engine ended with, and every property must hold at every event. The bytes that a request
     computes from are compared with the bytes that were stored.
 
-    A trace is recognized by its content, plain or in gzip. A Mooncake trace has one request in each line. An
-    agent session has `block_size` and `requests`, as in callanjfox/kv-cache-tester or with runs of hash ids;
-    FILE is one session, one in each line, or a directory of such files. The requests of a session keep their
-    recorded pauses, up to 300 s. When a session ends, the next one begins.
+    FILE of --trace is a Mooncake trace (one request per line), or recorded agent sessions: one session, one
+    per line, or a directory of such files. Files may be compressed with gzip. An agent session has
+    `block_size` and `requests`, as in callanjfox/kv-cache-tester, or with runs of hash ids. Its requests keep
+    their recorded pauses, up to 300 s. When a session ends, the next one begins.
 
     \b
     Examples:

@@ -1,18 +1,18 @@
-"""Workloads of recorded agent sessions, of which some run at a time.
+"""Read recorded agent sessions, and serve some of them at a time.
 
-A session is a JSON object with `block_size` and `requests`. The hash ids of a request name its full blocks of
-`block_size` prompt tokens, and not their prefix. A request stands there in one of two forms:
+A session is a JSON object with `block_size` and `requests`. Each hash id of a request stands for the content
+of one full block of `block_size` prompt tokens, without its prefix. A request has one of two forms:
 
-- As an object, the form of the traces of callanjfox/kv-cache-tester: `t` (seconds since the start), `type`
-  (`s` or `n`), `in` and `out` (tokens) and all `hash_ids`. An entry with the type `subagent` has `requests`
-  of its own, with times since its own `t`.
-- As a row `[t, server_seconds, client_seconds, in, out, keep, runs]`, which is shorter. Its ids are the first
-  `keep` ids of the row before it, then the runs `[first, count, first, count, ...]`. The session lists
-  `subagents`, each with `t` and such `requests`.
+- An object, as in the traces of callanjfox/kv-cache-tester: `t` (seconds since the start), `type` (`s` or
+  `n`), `in` and `out` (tokens) and all `hash_ids`. An entry of type `subagent` has `requests` of its own,
+  whose times count from its own `t`.
+- A row `[t, server_seconds, client_seconds, in, out, keep, runs]`, which is shorter. Its ids are the first
+  `keep` ids of the previous row, followed by the runs `[first, count, first, count, ...]`. The session lists
+  `subagents`, each with `t` and `requests` of this form.
 
-A file holds one session, or one in each line. In a directory, files are read if their names end with .json,
-.jsonl, .json.gz or .jsonl.gz. Each agent has its own context. The agents of a session share its ids. Unless
-`hash_id_scope` is `global`, equal ids of different sessions are different blocks.
+A file holds one session, or one per line. Of a directory, the files are read whose names end with .json,
+.jsonl, .json.gz or .jsonl.gz. Each agent has its own context; all agents of a session share its hash ids.
+Unless `hash_id_scope` is `global`, equal ids of different sessions are different blocks.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from kvsm.serving.trace_files import NOT_DECODED, Text, not_json, texts_of
 from kvsm.serving.traces import TraceRequest, parse_requests
 
 AT_ONCE = 8
-"""The number of sessions that run at a time, by default."""
+"""The default number of sessions that run at a time."""
 
 LONGEST_PAUSE_S = 300
-"""The limit of a session's pauses: a session that pauses for hours is not one of those that run at once."""
+"""Longer pauses of a session are cut to this: a session that pauses for hours is not really running."""
 
 _SUFFIXES = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
 
@@ -77,7 +77,7 @@ class _Object(
     tag_field="type",
     rename={"second": "t", "input_tokens": "in", "output_tokens": "out"},
 ):
-    """A request in the form of the source."""
+    """A request in the form of kv-cache-tester."""
 
     second: _Seconds
     input_tokens: _Length
@@ -85,21 +85,21 @@ class _Object(
     hash_ids: tuple[_Count, ...]
 
     def ids_after(self, before: list[int]) -> tuple[int, list[int]]:
-        """Return how many ids this request has in common with the previous one, and the ids that follow."""
+        """Return how many leading ids this request shares with the previous one, and the ids that follow."""
         kept = _common(before, self.hash_ids)
         return kept, list(self.hash_ids[kept:])
 
 
 class _Streamed(_Object, frozen=True, tag="s"):
-    """A request whose answer was streamed."""
+    """A request whose response was streamed."""
 
 
 class _Whole(_Object, frozen=True, tag="n"):
-    """A request whose answer came as a whole."""
+    """A request whose response was not streamed."""
 
 
 class _Subagent(msgspec.Struct, frozen=True, tag_field="type", tag="subagent", rename={"second": "t"}):
-    """A subagent, in its parent's list of requests."""
+    """A subagent, as an entry of its parent's requests."""
 
     second: _Seconds
     requests: list[_Streamed | _Whole | _Subagent]
@@ -136,14 +136,14 @@ _Request: TypeAlias = "_Row | _Object"
 
 
 class _Agent(NamedTuple):
-    """The requests of an agent, each with its path in the session. start: second at which it begins."""
+    """The requests of an agent, each with its JSON path in the session. start: the agent's first second."""
 
     start: float
     requests: list[tuple[str, _Request]]
 
 
 class Session(NamedTuple):
-    """A recorded session. path, line: where it stands (see `TraceError`)."""
+    """A recorded session. path, line: its position, as in `TraceError`."""
 
     path: str
     line: int
@@ -153,7 +153,7 @@ class Session(NamedTuple):
 
     @property
     def longest_tokens(self) -> int:
-        """The tokens of its longest request, with the output."""
+        """The tokens of its longest request, prompt and output."""
         lengths = [one.input_tokens + one.output_tokens for agent in self.agents for _, one in agent.requests]
         return max(lengths)
 
@@ -165,10 +165,10 @@ class Session(NamedTuple):
 class Turn(NamedTuple):
     """A request of an agent.
 
-    agent: a number of its own for each agent of each session.
-    blocks: ids of the full blocks of its prompt. An id names the whole prefix that ends with its block.
-    live_blocks: the number of full blocks in the last prompts of all running agents, this one included.
-    second: the time of its arrival. input_tokens, output_tokens: its lengths.
+    agent: a number that is unique among the agents of all sessions.
+    blocks: the ids of the full blocks of the prompt. An id stands for the prefix up to the block's end.
+    live_blocks: the number of full blocks in the last prompts of all running agents, including this one.
+    second: the arrival time. input_tokens, output_tokens: the lengths of prompt and output.
     """
 
     agent: int
@@ -189,7 +189,7 @@ _of_objects = msgspec.json.Decoder(_ObjectSession).decode
 def read_recorded(
     path: str | os.PathLike[str], block_tokens: int, at_once: int | None = None
 ) -> Iterator[TraceRequest]:
-    """Stream the requests of a Mooncake trace, or of sessions; the content of the file tells which they are.
+    """Stream the requests of a Mooncake trace or of agent sessions; the content of the file decides which.
 
     at_once: how many sessions run at a time. Raises `ConfigError` if it is given for a Mooncake trace, and
     `TraceError` for what cannot be read.
@@ -204,14 +204,14 @@ def read_recorded(
         return session_requests(_parse_sessions(name, texts), at_once or AT_ONCE, block_tokens)
     if at_once is not None:
         raise ConfigError(
-            f"at_once is {at_once}, and {name} has no sessions that could run at once: its requests have "
-            "arrival times of their own; omit at_once"
+            f"at_once is {at_once}, and {name} has no sessions: it is a Mooncake trace, which gives the "
+            "arrival time of each request; omit at_once"
         )
     return parse_requests(name, texts, block_tokens)
 
 
 def read_sessions(path: str | os.PathLike[str]) -> Iterator[Session]:
-    """Stream the sessions of a file, or of the files of a directory by name. Raises `TraceError`."""
+    """Stream the sessions of a file, or of all files of a directory, by name. Raises `TraceError`."""
     if not os.path.isdir(path):
         yield from _parse_sessions(os.fspath(path), texts_of(path))
         return
@@ -221,7 +221,7 @@ def read_sessions(path: str | os.PathLike[str]) -> Iterator[Session]:
         raise TraceError(os.fspath(path), 0, f"cannot be read: {error.strerror or error}") from error
     if not files:
         raise TraceError(
-            os.fspath(path), 0, f"holds no file of sessions; their names end with {', '.join(_SUFFIXES)}"
+            os.fspath(path), 0, f"holds no file of sessions; their names must end with {', '.join(_SUFFIXES)}"
         )
     for file in files:
         yield from _parse_sessions(str(file), texts_of(file))
@@ -309,7 +309,7 @@ def _common(some: Sequence[int], others: Sequence[int]) -> int:
 def session_requests(sessions: Iterable[Session], at_once: int, block_tokens: int) -> Iterator[TraceRequest]:
     """Yield the requests of sessions, of which `at_once` run at a time, in the order of their arrival.
 
-    The last block of a prompt, if it is not full, belongs to its request alone.
+    If the last block of a prompt is not full, it is shared with no other request.
     """
     fresh = count()
     for turn in session_turns(sessions, at_once, block_tokens, fresh):
@@ -324,7 +324,7 @@ def session_turns(
 ) -> Iterator[Turn]:
     """Yield the turns of sessions, of which `at_once` run at a time, in the order of their arrival.
 
-    When a session ends, the next one begins. fresh: yields the ids of new blocks.
+    When a session ends, the next one begins. fresh: yields an unused id for each new block.
     """
     fresh, shared = count() if fresh is None else fresh, _Blocks()
     numbered, entries = enumerate(sessions), count()
@@ -355,7 +355,7 @@ def session_turns(
 
 
 class _Blocks(dict[tuple[int, ...], int]):
-    """(id of the prefix before a block; -1 if none), then the hash ids of its parts -> id of the block."""
+    """(id of the previous block, or -1; then the hash ids of a block) -> id of the block."""
 
 
 class _Next(NamedTuple):
@@ -384,7 +384,7 @@ class _Context:
 def _turns_of(
     session: Session, block_tokens: int, known: dict[tuple[int, ...], int], fresh: Iterator[int]
 ) -> Iterator[_Next]:
-    """Yield the requests of a session and its subagents, by time."""
+    """Yield the requests of a session, including its subagents, by time."""
     if block_tokens % session.block_tokens:
         raise session.error(
             f"its hash ids are of {session.block_tokens} tokens; blocks of {block_tokens} tokens are no "
@@ -416,9 +416,9 @@ def _turns_of(
 
 
 def _take_ids(context: _Context, request: _Request, hash_tokens: int) -> int:
-    """Put the ids of a request into the context of its agent. Return how many of the ids stay the same.
+    """Update the hash ids of an agent's context to those of its next request. Return how many are kept.
 
-    There is one id for each full block; an id for a last block that is not full is ignored. Raises
+    A request has one id per full block. One more, for a last block that is not full, is ignored. Raises
     `ValueError` for another number of ids.
     """
     kept, added = request.ids_after(context.ids)

@@ -41,7 +41,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     trace: Annotated[
-        str | None, says("Mooncake JSONL trace, or agent sessions. Default: a generated workload.")
+        str | None, says("Mooncake trace, or agent sessions. Default: a generated workload.")
     ] = None
     at_once: (
         Annotated[int, says(f"Agent sessions that run at a time.  [default: {AT_ONCE}]", 1, 1 << 20)] | None

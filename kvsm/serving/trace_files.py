@@ -13,18 +13,18 @@ import msgspec
 from kvsm.errors import TraceError
 
 Text = tuple[int, bytes]
-"""The number of a line, and the line; number 0: a whole file that is one JSON document of several lines."""
+"""A line and its number; number 0: the whole file, which is one JSON document over several lines."""
 
 NOT_DECODED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What decoding a wrong text raises."""
+"""The exceptions that decoding raises for a text that is not the expected JSON."""
 
 _GZIP_MAGIC = b"\x1f\x8b"
 
 
 def texts_of(path: str | os.PathLike[str]) -> Iterator[Text]:
-    """Stream the JSON texts of a file: its lines, or the whole file if that is one indented JSON object.
+    """Stream the JSON texts of a file: its lines, or the whole file if it is one indented JSON object.
 
-    The file is opened once, so that a pipe can be read. Raises `TraceError` if it cannot be read.
+    The file is opened only once, so it may be a pipe. Raises `TraceError` if it cannot be read.
     """
     lines = _lines_of(path)
     head = [line for line in (next(lines, None), next(lines, None)) if line is not None]
@@ -37,7 +37,7 @@ def texts_of(path: str | os.PathLike[str]) -> Iterator[Text]:
     if b'"block_size"' in document and (_is_json(document) or not has_object_lines):
         yield 0, document
     else:
-        yield from every  # An object in each line, of which the first is broken.
+        yield from every  # One object per line, the first of them broken.
 
 
 def not_json(text: bytes, error: Exception, wanted: str) -> str:

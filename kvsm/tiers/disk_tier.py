@@ -171,7 +171,7 @@ def _check_fit(host: Offloader, disk: Offloader) -> None:
         if may_refuse(core.ledger.policy):
             raise ConfigError(
                 f"policy {config.policy!r} refuses stores, and a block that the host refuses would never "
-                f"come to the disk; with a disk tier, choose one of {', '.join(ADMITTING)}"
+                f"reach the disk; with a disk tier, choose one of {', '.join(ADMITTING)}"
             )
 
 

@@ -442,7 +442,7 @@ def test_a_smaller_disk_keeps_what_was_used_last() -> None:
 
 
 def test_a_policy_that_refuses_stores_is_refused() -> None:
-    """What the host refuses would never come to the disk, and nobody would know why."""
+    """A block that the host refuses would never reach the disk, and no message would say so."""
     with pytest.raises(ConfigError, match=r"policy 'auto' refuses stores.*choose one of lru"):
         Tiers(policy="auto")
 

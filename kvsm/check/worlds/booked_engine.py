@@ -1,8 +1,8 @@
 """The small engine with a book of the chunks that its requests have offered.
 
-With its option `checks_stores` it checks after each step that the step stores every chunk that it can
-(`kvsm.check.worlds.offered_chunks`). The book belongs to the engine's state, so the explored worlds use the
-plain `SmallEngine`.
+With the option `checks_stores` it checks in each step that every chunk that can be stored is stored
+(`kvsm.check.worlds.offered_chunks`). The book is part of the engine's state and would multiply the states to
+explore, so explored worlds use the plain `SmallEngine`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvsm.states.request import RequestState
 
 @declared
 class BookedEngine(SmallEngine):
-    """A `SmallEngine` that books offered chunks. It takes the same arguments."""
+    """A `SmallEngine` that books which chunks were offered. It takes the same arguments."""
 
     offered: Annotated[OfferedChunksBook, PART]
 
@@ -29,11 +29,11 @@ class BookedEngine(SmallEngine):
         self.offered = OfferedChunksBook()
 
     def holders(self) -> dict[str, SmallRequest]:
-        """The unfinished requests that have device blocks."""
+        """Return the unfinished requests that have device blocks."""
         return self.running
 
     def is_shadowed(self, request: SmallRequest) -> bool:
-        """Whether a load of an earlier request of its name is in flight. Until its end nothing is stored."""
+        """Whether a load of an earlier request with its name is in flight: then nothing is stored."""
         entry = self.core.ledger.requests.get(request.request_id)
         return entry is not None and entry.state is RequestState.FINISHED
 
@@ -47,8 +47,8 @@ class BookedEngine(SmallEngine):
         super().preempt(request)
 
     def take_results(self, results: StepResults) -> None:
-        """Apply the scheduler's answer, and book what loads have brought."""
-        # A load may end after its request has stopped waiting for it.
+        """Apply the results of a step, and book the chunks that were loaded."""
+        # A load may end when its request no longer waits for it.
         brought = [load for load in results.loads if load.good and self.requests[load.request].loading]
         super().take_results(results)
         for load in brought:
@@ -64,7 +64,7 @@ class BookedEngine(SmallEngine):
         epoch = self.core.ledger.epoch
         done = super().reset()
         if self.core.ledger.epoch > epoch:
-            # A reset of an empty host changes nothing: evicted chunks are still offered at the end.
+            # A reset of an empty host keeps the epoch: evicted chunks are still offered at the end.
             self.offered.forget()
         return done
 

@@ -1,4 +1,4 @@
-"""Which eviction policies the worlds draw."""
+"""Draw the eviction policy of a world."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from kvsm.core.policies import ADMITTING
 
 
 def draw_policy(random: Random) -> str:
-    """Draw a policy that admits every block. `auto`, which refuses some, has a target of its own."""
+    """Draw a policy that admits every block. Policies that refuse blocks have the target `admission`."""
     return random.choice(ADMITTING)

@@ -3,9 +3,9 @@
 With its option `checks_stores` the small engine checks this at two moments:
 
 - at the end of a request, each of its full chunks is on the host or being stored, or the log now gives a
-  reason why it is not; a request of which the policy refused a chunk need not offer the others again;
-- after a step with lazy stores, the device blocks that will be reused next hold nothing that the host lacks
-  and has room for.
+  reason why it is not. This is not checked if the policy refused a chunk of the request, because then the
+  request does not offer its chunks again;
+- after a step with lazy stores, the device blocks that will be reused next are on the host, if it has room.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def check_kept(
 
 
 def refused_keys(name: str, log: Sequence[OffloadingEvent]) -> set[bytes]:
-    """The keys of this request that the policy has refused since the request arrived."""
+    """Return the keys of this request that the policy refused since the request arrived."""
     refused = set[bytes]()
     for event in reversed(log):
         if isinstance(event, ev.RequestArrived) and event.request == name:
@@ -70,15 +70,15 @@ def refused_keys(name: str, log: Sequence[OffloadingEvent]) -> set[bytes]:
     return refused
 
 
-def refused_to_nobody(log: Sequence[OffloadingEvent]) -> set[bytes]:
-    """The keys of no request that the policy has refused: a lazy store does not offer them again."""
+def refused_without_owner(log: Sequence[OffloadingEvent]) -> set[bytes]:
+    """Return the keys that the policy refused in lazy stores, which do not offer them again."""
     skips = [event for event in log if isinstance(event, ev.StoreSkipped) and not event.owners]
     return {key for skip in skips if skip.reason is SkipReason.NOT_ADMITTED for key in skip.keys}
 
 
-def refuses_now(log: Sequence[OffloadingEvent]) -> bool:
-    """Whether the policy has refused a block in the last step. Other blocks may have waited for it: they are
-    offered again in the next step."""
+def refused_in_last_step(log: Sequence[OffloadingEvent]) -> bool:
+    """Whether the policy refused a block in the last step. Offers that waited for this block are not repeated
+    before the next step."""
     for number, event in enumerate(reversed(log)):
         if isinstance(event, ev.StepEnded) and number:
             return False
@@ -108,11 +108,11 @@ def check_next_to_go(engine: SmallEngine, *, rests: bool = False) -> None:
     has_stored = bool(engine.plan.stores)
     if not rests and (full or has_stored or not walk.state.store_budget or ledger.draining()):
         return
-    refused = refused_to_nobody(engine.log)
+    refused = refused_without_owner(engine.log)
     for block in pool.queue[: engine.config.lazy_target_blocks]:
         key = pool.key_of(block)
         if key is None or key in ledger.index or key in refused:
             continue
         if ledger.provenance.stale.get(block) != key:
-            message = f"device block {block} is next to go, and the host has room for it and lacks it"
+            message = f"device block {block} is next to go, and is not on the host, which has room"
             raise PropertyBroken(Property.STORED_ONCE, message)

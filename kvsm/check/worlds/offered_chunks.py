@@ -19,7 +19,12 @@ from collections.abc import Collection, Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated
 
-from kvsm.check.worlds.lost_stores import is_of_an_older_epoch, refused_keys, refused_to_nobody, refuses_now
+from kvsm.check.worlds.lost_stores import (
+    is_of_an_older_epoch,
+    refused_in_last_step,
+    refused_keys,
+    refused_without_owner,
+)
 from kvsm.check.worlds.small_request import SmallRequest
 from kvsm.core.ledger.canonical import Seen, declared
 from kvsm.core.scheduler import GroupKind, StoreMode
@@ -144,7 +149,7 @@ def _may_store(engine: BookedEngine) -> bool:
     """Whether the step could have stored more, given room on the host."""
     ledger = engine.core.ledger
     full = len(ledger.transfers) >= engine.core.config.max_live_transfers
-    return not (full or engine.plan.stores or ledger.draining() or refuses_now(engine.log))
+    return not (full or engine.plan.stores or ledger.draining() or refused_in_last_step(engine.log))
 
 
 def _has_room(engine: BookedEngine, kept: Collection[int]) -> bool:
@@ -168,7 +173,7 @@ def check_head_of_queue(engine: BookedEngine) -> None:
     }
     if not _has_room(engine, [slot for slot in soon if slot is not None]):
         return
-    refused = refused_to_nobody(engine.log)
+    refused = refused_without_owner(engine.log)
     for block in pool.queue[:target]:
         key = pool.key_of(block)
         if key is None or key in ledger.index or key in refused:

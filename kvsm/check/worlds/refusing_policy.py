@@ -1,4 +1,4 @@
-"""An eviction policy that refuses stores whenever a world can be hurt by it."""
+"""An eviction policy that refuses often, to test how the rest of kvsm handles refused stores."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from kvsm.core.policies import Choice
 from kvsm.core.policies.lru import LRUPolicy
 
 REFUSING = f"{__name__}:RefusingPolicy"
-"""Its name in an `OffloadConfig`."""
+"""The `policy` of an `OffloadConfig` that chooses it."""
 
 
 class RefusingPolicy(LRUPolicy):
-    """LRU that answers each second offer with no, and admits one block of each run of the others.
+    """LRU that either refuses an offer, or admits one block of each run (as many as the free slots, if more).
 
-    Each answer follows from the events: an eviction and a refusal turn it. So worlds meet both answers to the
-    same offer, in small pools, too, where `auto` has learned nothing yet.
+    Each eviction and each refusal switches between the two. So worlds see both answers to the same offer,
+    also in small pools, where `auto` has not learned anything yet.
     """
 
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)
-        self._says_no = False
+        self._refuses_next = False
 
     def admits(
         self,
@@ -29,24 +29,24 @@ class RefusingPolicy(LRUPolicy):
         free: int,
         protected: Collection[int],  # noqa: ARG002
     ) -> Sequence[int]:
-        if self._says_no:
+        if self._refuses_next:
             return [0] * len(runs)
         return [min(count, max(1, free)) for count in runs]
 
     def evicted(self, choice: Choice, keys: Sequence[bytes]) -> None:
         super().evicted(choice, keys)
-        self._says_no = not self._says_no
+        self._refuses_next = not self._refuses_next
 
     def refused(self, keys: Sequence[bytes]) -> None:  # noqa: ARG002
-        self._says_no = not self._says_no
+        self._refuses_next = not self._refuses_next
 
     def clear(self) -> None:
         super().clear()
-        self._says_no = False
+        self._refuses_next = False
 
     def snapshot(self) -> bytes:
-        return bytes((self._says_no,)) + super().snapshot()
+        return bytes((self._refuses_next,)) + super().snapshot()
 
     def restore(self, state: bytes) -> None:
-        self._says_no = bool(state[0])
+        self._refuses_next = bool(state[0])
         super().restore(state[1:])

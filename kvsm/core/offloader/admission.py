@@ -1,4 +1,4 @@
-"""Which new blocks of an offer the eviction policy admits, if some of them would need an eviction."""
+"""Ask the eviction policy which new blocks of an offer to refuse, if storing all needs evictions."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from kvsm.errors import WrongArgument
 class _Run(NamedTuple):
     """New blocks of one prompt in an offer.
 
-    parent: the key of the block before the prompt's first offered block; b"" if it begins a prompt.
-    places: of the new blocks, ascending. asked: how many of these there would be room for.
+    parent: the key of the block before the prompt's first block in the offer; b"" if there is none.
+    places: the places of the new blocks in the offer, ascending.
+    asked: how many of them the policy is asked about: those that there would be room for.
     """
 
     parent: bytes
@@ -26,12 +27,14 @@ class _Run(NamedTuple):
 class Room(NamedTuple):
     """The room for new blocks.
 
-    free: how many need no eviction. evictable: how many may be evicted. barred: slots that may not.
+    free: the number of free slots.
+    evictable: the number of blocks that may be evicted.
+    protected: the slots that may not be evicted, as for `EvictionPolicy.choose`.
     """
 
     free: int
     evictable: int
-    barred: Collection[int]
+    protected: Collection[int]
 
 
 def refused_places(
@@ -41,36 +44,38 @@ def refused_places(
     parents: Mapping[int, bytes],
     has: Callable[[bytes], bool],
     room: Room,
-    wanted: Collection[int] = (),
+    required: Collection[int] = (),
 ) -> Sequence[int]:
-    """Return those of the new places of an offer that the policy refuses, ascending.
+    """Return the places of the blocks that the policy refuses, ascending.
 
+    keys, new: the keys of the offer, and the places of those that the host does not have.
     parents: the place where each run of a prompt begins -> the key before it.
     has: whether the host has a key, or is storing it.
-    wanted: places that may not be refused.
+    required: places that may not be refused.
 
-    A block whose parent is refused, or is not on the host, is refused with it: nothing could hit it.
+    A block whose parent is refused, or is neither on the host nor in the offer, is refused too: no request
+    could hit it.
     """
-    free = max(0, room.free - sum([place in wanted for place in new]))
+    free = max(0, room.free - sum([place in required for place in new]))
     if len(new) <= room.free or not may_refuse(policy):
         return ()
-    runs, lost = _runs(keys, new, parents, has, wanted, free + room.evictable)
+    runs, refused = _runs(keys, new, parents, has, required, free + room.evictable)
     asked = [(run, run.asked) for run in runs if run.asked]
     if sum(count for _, count in asked) > free:
         offered = [keys[place] for run, count in asked for place in run.places[:count]]
-        counts = _admitted(policy, offered, [count for _, count in asked], free, room.barred)
+        counts = _admitted(policy, offered, [count for _, count in asked], free, room.protected)
         cut = [(run, count) for (run, most), count in zip(asked, counts) if count < most]
-        lost += [place for run, count in cut for place in run.places[count:]]
-    gone = {keys[place] for place in lost}
+        refused += [place for run, count in cut for place in run.places[count:]]
+    refused_keys = {keys[place] for place in refused}
     for run in runs:
-        if run.parent in gone:
-            lost += run.places
-            gone.update([keys[place] for place in run.places])
-    return sorted(set(lost))
+        if run.parent in refused_keys:
+            refused += run.places
+            refused_keys.update([keys[place] for place in run.places])
+    return sorted(set(refused))
 
 
 def may_refuse(policy: EvictionPolicy) -> bool:
-    """Whether the policy has an admission of its own."""
+    """Whether the policy may refuse a block: it has an `admits` of its own."""
     return getattr(type(policy), "admits", None) is not EvictionPolicy.admits
 
 
@@ -79,27 +84,27 @@ def _runs(
     new: Sequence[int],
     parents: Mapping[int, bytes],
     has: Callable[[bytes], bool],
-    wanted: Collection[int],
+    required: Collection[int],
     room: int,
 ) -> tuple[list[_Run], list[int]]:
-    """Return the runs that the policy is asked about, and the places of those that nothing could hit.
+    """Return the runs to ask the policy about, and the places of blocks that no request could hit.
 
-    room: how many blocks there is room for.
+    room: the number of blocks that there is room for, with evictions.
     """
     begins = sorted(parents)
     places_of = dict[int, list[int]]()
     for place in new:
-        if place not in wanted:
+        if place not in required:
             places_of.setdefault(bisect_right(begins, place) - 1, []).append(place)
-    runs, lost, offered = list[_Run](), list[int](), {keys[place] for place in new}
+    runs, unreachable, offered = list[_Run](), list[int](), {keys[place] for place in new}
     for run, places in places_of.items():
         parent = parents[begins[run]] if run >= 0 else b""
         if parent and parent not in offered and not has(parent):
-            lost += places
+            unreachable += places
         else:
             runs.append(_Run(parent, places, min(len(places), room)))
             room -= runs[-1].asked
-    return runs, lost
+    return runs, unreachable
 
 
 def _admitted(
@@ -107,10 +112,10 @@ def _admitted(
     keys: Sequence[bytes],
     runs: Sequence[int],
     free: int,
-    barred: Collection[int],
+    protected: Collection[int],
 ) -> Sequence[int]:
-    """Ask the policy, and check its answer."""
-    counts = integers("policy.admits", "result", policy.admits(keys, runs, free, barred))
+    """Call `admits` of the policy, and check its result."""
+    counts = integers("policy.admits", "result", policy.admits(keys, runs, free, protected))
     if len(counts) != len(runs) or not all(0 <= count <= most for count, most in zip(counts, runs)):
         problem = f"is {counts}; it must have a number from 0 to its length for each of the runs {runs}"
         raise WrongArgument("policy.admits", "result", problem)

@@ -112,7 +112,7 @@ def store(
     again: Collection[int] = (),
     spared: Collection[int] = (),
     parents: Mapping[int, bytes] = _NONE,
-    wanted: Collection[int] = (),
+    required: Collection[int] = (),
 ) -> PreparedStore:
     """`prepare_store` for several requests at once, as one transfer.
 
@@ -123,7 +123,7 @@ def store(
     parents: place in the offer -> the key of the preceding block, on the host or in the offer; b"": the block
         begins a prompt. Without an entry, a block follows the one before it in the offer, and the first block
         of a request begins a prompt.
-    wanted: places that the policy may not refuse: another engine waits for these blocks.
+    required: places that the policy may not refuse: another engine waits for these blocks.
     """
     keys = keys_of("store", keys)
     if type(again) not in (tuple, set, frozenset):
@@ -131,7 +131,7 @@ def store(
     if type(spared) not in (tuple, set, frozenset):
         spared = integers("store", "spared", cast(Sequence[int], spared))
     owners, parents = owners_of("store", owners, len(keys)), parents_of("store", parents)
-    return _store(core, "store", owners, keys, device_blocks, again, parents, spared, wanted)
+    return _store(core, "store", owners, keys, device_blocks, again, parents, spared, required)
 
 
 def _store(
@@ -143,7 +143,7 @@ def _store(
     again: Collection[int],
     parents: Mapping[int, bytes],
     spared: Collection[int] = (),
-    wanted: Collection[int] = (),
+    required: Collection[int] = (),
 ) -> PreparedStore:
     sources, chunk = checked_device_blocks(core, call, device_blocks), core.config.blocks_per_chunk
     if len(sources) != len(keys) * chunk:
@@ -165,7 +165,7 @@ def _store(
     protected = [*resident, *spared]
     refused: Sequence[int] = ()
     if len(new) > len(core.ledger.free):
-        refused = _refused(core, owners, keys, new, parents, protected, wanted)
+        refused = _refused(core, owners, keys, new, parents, protected, required)
     if refused:
         new = sorted(set(new).difference(refused))
     stored = keys if len(new) == len(keys) else tuple([keys[place] for place in new])
@@ -186,7 +186,7 @@ def _store(
         if len(new) < len(keys):
             planned, sources = _owners_of(owners, new), _sources_of(core, sources, new)
         job = _plan_store(core, planned, stored, slots, sources, runs)
-    # The policy is told last, so that what it was asked and what it chose come from one state.
+    # Emit the refusals last: their fold changes the policy, and `admits` and `choose` must see one state.
     _skip_places(core, owners, keys, refused, SkipReason.NOT_ADMITTED, ())
     return PreparedStore(job, stored, tuple(deferred), len(resident), evicted, new, lacks_room, refused)
 
@@ -572,18 +572,18 @@ def _refused(
     new: Sequence[int],
     parents: Mapping[int, bytes],
     protected: Sequence[int],
-    wanted: Collection[int],
+    required: Collection[int],
 ) -> Sequence[int]:
-    """Return those of the new places of an offer that the policy refuses."""
+    """Return the new places of an offer that the policy refuses."""
     ledger = core.ledger
     if not may_refuse(ledger.policy) or not has_room_for_transfer(core):
         return ()
     barred = ledger.copied_out.keys() | protected
-    if not owners:  # Blocks of no request, as a lazy store offers them, need not follow each other.
+    if not owners:  # A lazy store offers blocks without owners; they need not be consecutive.
         parents = {**dict.fromkeys(range(len(keys)), b""), **parents}
     room = Room(len(ledger.free), _evictable(core, barred), barred)
     has = ledger.index.__contains__
-    return refused_places(ledger.policy, keys, new, _begins(owners, parents), has, room, wanted)
+    return refused_places(ledger.policy, keys, new, _begins(owners, parents), has, room, required)
 
 
 def _evictable(core: EventEmitter, barred: Collection[int]) -> int:

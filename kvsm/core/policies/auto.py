@@ -1,18 +1,19 @@
-"""Auto: keeps the blocks that its own past says are worth their slots, and refuses stores that are not.
+"""Auto: learn when blocks are used again, evict those least worth their slots, refuse stores worth even less.
 
-Each number of uses (0, 1, or 2 and more) has an LRU queue. `ReuseAges` learns from the ages at which blocks
-were used again, in the pool or after they left it, what a block of a certain age and number of uses is
-worth: its chance of use per unit of time in its slot. The next victim is, of the heads of the queues, the one
-with the lowest worth. A block enters the pool if it is worth as much as the victim that it would replace.
+There is an LRU queue for blocks with no use, with one, and with two or more. `ReuseAges` learns the *worth*
+of a block from its number of uses and its age: the chance of a use per unit of time in its slot. It learns
+from the ages at which blocks are used again, in the pool or after they were evicted or refused (`SeenKeys`).
+The next victim is the head with the lowest worth. A block is stored if it is worth at least as much as the
+victim that it would replace.
 
-So the policy becomes what the workload asks for. Where most blocks come back soon or never, a block's worth
-falls with its age: that is LRU. Where sessions take turns, a block is worth more the nearer its next turn is,
-so those that are here stay and others are refused. Where most blocks are never read, one that was used
-outlives one that was not, and new ones are refused until they come a second time.
+So the policy adapts to the workload. Where most blocks are used again soon or never, the worth falls with the
+age: that is LRU. Where sessions take turns, the worth rises as the next turn comes near: stored blocks stay,
+and new ones are refused. Where most blocks are never used again, a block that was used outlives one that was
+not, and a new block is refused until its key is offered a second time.
 
-Time counts in uses of blocks; no clock is read. A use shortly after another one, as when a request is looked
-up again or offers its blocks again at its end, is no use of its own: its age says nothing about later
-requests.
+The policy reads no wall clock: its own clock advances by one for each block that is stored, refused or used.
+Two uses close together count as one, such as when a waiting request looks its prompt up again, or offers its
+blocks again at its end: the age between them says nothing about later requests.
 """
 
 from __future__ import annotations
@@ -32,55 +33,56 @@ from kvsm.core.policies.slot_queue import SlotQueue
 from kvsm.ids import NO_IDS, SMALL, IdArray
 
 _QUEUES = 3
-"""Blocks with this many uses less one, or more, are in the last queue."""
-_REMEMBERED, _MANY = 4, 1 << 18
-"""Keys outside of the pool that are remembered per slot, up to this many in all; at least one per slot."""
+"""Queue i has the blocks with i uses; the last queue also those with more."""
+_REMEMBERED_PER_SLOT, _REMEMBERED_MOST = 4, 1 << 18
+"""Keys to remember of blocks that are not stored: so many per slot, up to this many in all; at least one per
+slot."""
 _SAME_USE = 16
-"""Uses of a block within the capacity divided by this are one use."""
-_LEARN_EVERY, _AT_LEAST = 4, 32
-"""The worths are estimated anew after as many uses as the capacity divided by this, and after this many."""
+"""Two uses of a block count as one if the age between them is below the capacity divided by this."""
+_LEARN_EVERY, _LEARN_LEAST = 4, 32
+"""The worths are estimated again when the clock has advanced by the capacity divided by the first number, but
+by the second one at least."""
 _SAMPLED = 1 << 14
-"""Blocks that an estimate looks at, in the pool and outside of it."""
+"""An estimate samples up to this many stored blocks, and as many remembered keys."""
 
 Floats = NDArray[np.float64]
 
 
 class AutoState(msgspec.Struct, array_like=True):
-    """The state that `snapshot` saves: the slots of each queue, what is known of each slot and of the seen
-    keys, and the estimates. Its fields are the values of `snapshot` and the parts of `freeze`, in order."""
+    """The state that `snapshot` saves, and the parts of `freeze`, in order: the slots of each queue, the uses
+    and last use of each slot, the columns of `SeenKeys`, the estimates (`ReuseAges`), and the clock."""
 
     never: bytes
     once: bytes
     often: bytes
     uses: bytes
     last: bytes
-    prints: bytes
+    fingerprints: bytes
     seen_uses: bytes
     seen_last: bytes
     ages: bytes
     clock: int
-    fresh: int
+    since_learned: int
 
 
 class AutoPolicy(EvictionPolicy):
-    """Evicts the block with the lowest chance of use per unit of time, and refuses lower ones."""
+    """Evicts the block with the lowest worth, and refuses new blocks with a lower one."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._queues = [SlotQueue(capacity) for _ in range(_QUEUES)]
-        self._seen = SeenKeys(max(capacity, min(_REMEMBERED * capacity, _MANY)))
+        self._seen = SeenKeys(max(capacity, min(_REMEMBERED_PER_SLOT * capacity, _REMEMBERED_MOST)))
         self._ages = ReuseAges(_QUEUES, capacity)
         self._same_use = capacity // _SAME_USE
-        self._learn_after = max(_AT_LEAST, capacity // _LEARN_EVERY)
+        self._learn_after = max(_LEARN_LEAST, capacity // _LEARN_EVERY)
         self._empty()
 
     def _empty(self) -> None:
         self._uses, self._last = Column(self._capacity, "<u1"), Column(self._capacity, "<i8")
-        """The clock at the last use of each slot's block; 0 if it holds none."""
+        """The uses of each slot's block, and the clock at the last one; both 0 for an empty slot."""
         self._clock = 1
-        """One more than the number of uses so far."""
-        self._fresh = 0
-        """Uses since the worths were estimated."""
+        self._since_learned = 0
+        """How far the clock has advanced since the worths were last estimated."""
 
     def __len__(self) -> int:
         return sum(map(len, self._queues))
@@ -92,16 +94,16 @@ class AutoPolicy(EvictionPolicy):
         if not len(slots):
             return
         numbers = _numbers(slots)
-        self._uses.put(numbers, self._used(self._seen.take(keys)))
-        self._tick(numbers)
+        self._uses.put(numbers, self._count_use(self._seen.take(keys)))
+        self._note_use(numbers)
         self._enter(numbers, parent)
 
     def busy(self, slots: IdArray) -> None:
         for queue in self._queues:
             queue.remove(slots)
         numbers = _numbers(slots)
-        self._uses.put(numbers, self._used(self._of(numbers)))
-        self._tick(numbers)
+        self._uses.put(numbers, self._count_use(self._uses_of(numbers)))
+        self._note_use(numbers)
 
     def idle(self, slots: IdArray) -> None:
         numbers = _numbers(slots)
@@ -122,7 +124,7 @@ class AutoPolicy(EvictionPolicy):
         self._last.put(numbers, 0)
 
     def evicted(self, choice: Choice, keys: Sequence[bytes]) -> None:
-        self._remember(keys, self._of(_numbers(choice.victims)))
+        self._remember(keys, self._uses_of(_numbers(choice.victims)))
         self.removed(choice.victims)
 
     def clear(self) -> None:
@@ -142,36 +144,36 @@ class AutoPolicy(EvictionPolicy):
         lacking = len(keys) - free
         if lacking <= 0:
             return runs
-        uses = self._uses_next(self._seen.find(keys))
+        uses = self._uses_after(self._seen.find(keys))
         ends = list(accumulate(runs))
         worth = self._ages.worth(uses, np.zeros(len(keys), dtype=np.int64))
         for count, end in zip(runs, ends):
-            # A block is worth no more than the blocks before it, without which it cannot be hit.
+            # A block is hit only with all blocks before it, so it is worth no more than they are.
             worth[end - count : end] = np.minimum.accumulate(worth[end - count : end])
         best_first = np.argsort(-worth, kind="stable")
-        theirs = self._candidates(lacking, protected)[1]
-        ours = worth[best_first[free : free + len(theirs)]]
-        better = int(np.argmin(np.append(ours >= theirs, False)))
+        evicted_worth = self._candidates(lacking, protected)[1]
+        stored_worth = worth[best_first[free : free + len(evicted_worth)]]
+        better = int(np.argmin(np.append(stored_worth >= evicted_worth, False)))
         stored = np.zeros(len(keys), dtype=np.int64)
         stored[best_first[: free + better]] = 1
         return [int(stored[end - count : end].sum()) for count, end in zip(runs, ends)]
 
     def refused(self, keys: Sequence[bytes]) -> None:
         distinct = list(dict.fromkeys(keys))
-        uses = self._used(self._seen.find(distinct))
+        uses = self._count_use(self._seen.find(distinct))
         self._remember(distinct, Uses(uses, np.full(len(distinct), self._clock)))
-        self._pass(len(distinct))
+        self._advance(len(distinct))
 
     def snapshot(self) -> bytes:
         queues = [queue.snapshot() for queue in self._queues]
         columns = [column.snapshot() for column in self._columns()]
-        state = (*queues, *columns, self._ages.snapshot(), self._clock, self._fresh)
+        state = (*queues, *columns, self._ages.snapshot(), self._clock, self._since_learned)
         return msgspec.msgpack.encode(state)
 
     def freeze(self) -> PolicyCopy:
         queues = [queue.freeze() for queue in self._queues]
         columns = [column.freeze() for column in self._columns()]
-        rest = [Written(one) for one in (self._ages.snapshot(), self._clock, self._fresh)]
+        rest = [Written(one) for one in (self._ages.snapshot(), self._clock, self._since_learned)]
         return PolicyCopy((*queues, *columns, *rest))
 
     def restore(self, state: bytes) -> None:
@@ -179,55 +181,59 @@ class AutoPolicy(EvictionPolicy):
         orders = saved.never, saved.once, saved.often
         for queue, order in zip(self._queues, orders):
             queue.restore(order)
-        columns = saved.uses, saved.last, saved.prints, saved.seen_uses, saved.seen_last
+        columns = saved.uses, saved.last, saved.fingerprints, saved.seen_uses, saved.seen_last
         for column, values in zip(self._columns(), columns):
             column.restore(values)
         self._ages.restore(saved.ages)
-        self._clock, self._fresh = saved.clock, saved.fresh
+        self._clock, self._since_learned = saved.clock, saved.since_learned
 
     def _columns(self) -> tuple[Column, ...]:
         return (self._uses, self._last, *self._seen.columns())
 
-    def _of(self, slots: Numbers) -> Uses:
+    def _uses_of(self, slots: Numbers) -> Uses:
         return Uses(self._uses.values[slots].astype(np.int64), self._last.values[slots])
 
-    def _uses_next(self, known: Uses) -> Numbers:
-        """The number of uses of blocks that are used now. known: -1 uses if nothing is known of a block."""
+    def _uses_after(self, known: Uses) -> Numbers:
+        """Return the number of uses after a use now; a first store counts as none.
+
+        known: the uses so far; -1 if nothing is known of a block.
+        """
         more = (known.uses < 0) | (self._clock - known.last >= self._same_use)
         uses: Numbers = np.minimum(known.uses + more, _QUEUES - 1)
         return uses
 
-    def _used(self, known: Uses) -> Numbers:
-        """Count that blocks are used now, and return their number of uses."""
+    def _count_use(self, known: Uses) -> Numbers:
+        """Count the ages at which blocks are used now, and return their number of uses after it."""
         ages = self._clock - known.last
         again = (known.uses >= 0) & (ages >= self._same_use)
         self._ages.hit(known.uses[again], ages[again])
-        return self._uses_next(known)
+        return self._uses_after(known)
 
-    def _tick(self, slots: Numbers) -> None:
-        """Note the time of a use of these slots."""
+    def _note_use(self, slots: Numbers) -> None:
+        """Set the last use of these slots to now, and advance the clock."""
         self._last.put(slots, self._clock)
-        self._pass(len(slots))
+        self._advance(len(slots))
 
-    def _pass(self, uses: int) -> None:
-        """Let time pass, and learn if it is time to."""
-        self._clock += uses
-        self._fresh += uses
-        if self._fresh >= self._learn_after:
-            self._fresh = 0
+    def _advance(self, blocks: int) -> None:
+        """Advance the clock by this many blocks, and estimate the worths again if due."""
+        self._clock += blocks
+        self._since_learned += blocks
+        if self._since_learned >= self._learn_after:
+            self._since_learned = 0
             step = -(-self._capacity // _SAMPLED)
-            some = np.arange(0, self._capacity, step)
-            here = self._of(some[self._last.values[some] > 0])
-            gone, each = self._seen.sample(_SAMPLED)
-            waiting = self._ages.waiting(here.uses, self._clock - here.last, step)
-            self._ages.learn(waiting + self._ages.waiting(gone.uses, self._clock - gone.last, each))
+            sample = np.arange(0, self._capacity, step)
+            stored = self._uses_of(sample[self._last.values[sample] > 0])
+            seen, seen_step = self._seen.sample(_SAMPLED)
+            waiting = self._ages.waiting(stored.uses, self._clock - stored.last, step)
+            waiting += self._ages.waiting(seen.uses, self._clock - seen.last, seen_step)
+            self._ages.learn(waiting)
 
     def _remember(self, keys: Sequence[bytes], uses: Uses) -> None:
         forgotten = self._seen.add(keys, *uses)
         self._ages.lose(forgotten.uses, self._clock - forgotten.last)
 
     def _enter(self, slots: Numbers, parent: int | None) -> None:
-        """Put blocks at the tail of their queues, or right before their parent if it is in the same queue."""
+        """Insert blocks into their queues: before their parent if the queue has it, else at the tail."""
         uses = self._uses.values[slots]
         for number, queue in enumerate(self._queues):
             some = slots[uses == number]
@@ -235,25 +241,25 @@ class AutoPolicy(EvictionPolicy):
                 queue.insert(_ids(some[::-1]), parent)
 
     def _candidates(self, count: int, protected: Collection[int]) -> tuple[Numbers, Floats]:
-        """Return up to `count` idle blocks that are not protected, in the order of eviction, and the worth of
-        the best block that is evicted up to each of them.
+        """Return up to `count` idle blocks that are not protected, in the order of eviction, and for each the
+        highest worth of the blocks up to it in its queue.
 
-        The queues are merged: each is taken from its head on. Of equal worth, the least recently used one.
+        The queues are merged, each from its head on; ties go to the least recently used block.
         """
         slots = [_numbers(queue.first(count, protected)) for queue in self._queues]
         worth = [np.maximum.accumulate(self._worth_of(some)) for some in slots]
         last = [np.maximum.accumulate(self._last.values[some]) for some in slots]
-        everything, each = np.concatenate(slots), np.concatenate(worth)
-        order = np.lexsort((np.concatenate(last), each))[:count]
-        return everything[order], each[order]
+        all_slots, all_worth = np.concatenate(slots), np.concatenate(worth)
+        order = np.lexsort((np.concatenate(last), all_worth))[:count]
+        return all_slots[order], all_worth[order]
 
     def _worth_of(self, slots: Numbers) -> Floats:
-        uses, last = self._of(slots)
+        uses, last = self._uses_of(slots)
         return self._ages.worth(uses, self._clock - last)
 
 
 def _ids(slots: Numbers) -> IdArray:
-    """Return these slots in the form for their number (`kvsm.ids`)."""
+    """Return slots as `kvsm.ids` wants so many: a tuple of a few, an array of more."""
     return slots if len(slots) > SMALL else tuple(slots.tolist())
 
 

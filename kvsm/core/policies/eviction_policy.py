@@ -11,8 +11,8 @@ A block's way through a policy:
 - `busy`: a match pins it; `idle`: its last pin or copy has ended. Together they are one use of the block;
 - `evicted`, `removed` or `clear`: it is no longer stored.
 
-A policy may also refuse to store new blocks that would evict better ones (`admits`). It is told when they
-were refused (`refused`).
+A policy may also refuse new blocks that would evict better ones (`admits`). The fold calls `refused` with
+their keys, so that the policy can remember them.
 
 A copy to another tier does not count as a use. The policy is not called for it; the block is among the
 `protected` ones of `choose` meanwhile.
@@ -128,18 +128,20 @@ class EvictionPolicy(Protocol):
     ) -> Sequence[int]:
         """Return how many blocks of each run to store, from its first one on. The other blocks are refused.
 
-        Asked before `choose`, if an offer needs room. This default admits every block. Pure.
+        Called before `choose`, if an offer has more new blocks than there are free slots. This default admits
+        every block. Pure.
 
-        keys: new blocks, run after run.
-        runs: their number in each run. A run has consecutive blocks of one prompt, in prefix order. If the
-            block before a run is not on the host, and not in the offer, the run is refused without asking.
-        free: the number of blocks that need no eviction.
-        protected: as for `choose`, which is asked next.
+        keys: the keys of the new blocks, run after run.
+        runs: the number of blocks in each run. A run has consecutive new blocks of one prompt, in prefix
+            order. If the block before a run is neither on the host nor in the offer, the run is refused
+            without a call.
+        free: how many of the blocks need no eviction.
+        protected: slots that the next `choose` must not evict.
         """
         return runs
 
     def refused(self, keys: Sequence[bytes]) -> None:
-        """Record that these keys were offered and not admitted. Called by the fold of an event."""
+        """Record that these keys were offered and refused. Called by the fold of an event."""
 
     def recall(self, keys: Sequence[bytes]) -> tuple[bytes, ...]:  # noqa: ARG002
         """Return the keys that the policy remembers evicting (ghosts). A policy without ghosts inherits

@@ -1,7 +1,7 @@
 """Copies of `EvictionPolicy.snapshot` after one event, made in pieces while later events are folded.
 
-The snapshot of a policy has parts: queues of slots, counts of uses, queues of keys, numbers. Each part is
-frozen by itself, and written later. The unit of costs is the time to copy a slot: about 30 ns.
+The snapshot of a policy has parts: queues of slots, counts of uses, queues of keys, columns, single numbers.
+Each part is frozen by itself, and written later. The unit of cost is the time to copy a slot: about 30 ns.
 """
 
 from __future__ import annotations
@@ -208,26 +208,26 @@ class KeysCopy(_FollowingPart):
 
 
 class ColumnCopy(PolicyPart):
-    """The numbers of a `Column`, at the moment of the copy."""
+    """The values of a `Column` when the copy began."""
 
     _BITS = 13
-    """A page has this power of two of numbers."""
+    """A page has 2 to this power values."""
 
     def __init__(self, values: NDArray[Any]) -> None:
         self._values = values
         self._pages: list[bytes] = []
         self._saved: dict[int, bytes] = {}
-        """Page -> its bytes before its first change, for pages that are not written yet."""
+        """Page -> its bytes before it changed, for pages that changed before they were written."""
         self._count = -(-len(values) >> self._BITS)
         self._dropped = False
 
     @property
     def is_open(self) -> bool:
-        """Whether old values must be saved for it."""
+        """Whether old values must still be saved for the copy."""
         return len(self._pages) < self._count and not self._dropped
 
     def keep(self, places: NDArray[np.int64]) -> None:
-        """Save the pages of these places, which are about to change."""
+        """Save the pages with these places before they change, unless they are saved or written already."""
         for page in set((places >> self._BITS).tolist()):
             if page >= len(self._pages) and page not in self._saved:
                 self._saved[page] = self._page(page)
@@ -257,11 +257,14 @@ class ColumnCopy(PolicyPart):
 
 
 class Column:
-    """An array of a policy that is copied in pieces while it changes. kind: such as "<i8"."""
+    """An array of numbers, one per slot or key, that is copied in pieces while it changes.
 
-    def __init__(self, size: int, kind: str) -> None:
-        self.values: NDArray[Any] = np.zeros(size, dtype=kind)
-        """The numbers. Change them with `put` only."""
+    dtype: the type of the numbers, such as "<i8".
+    """
+
+    def __init__(self, size: int, dtype: str) -> None:
+        self.values: NDArray[Any] = np.zeros(size, dtype=dtype)
+        """Change them only with `put`."""
         self._copy: ColumnCopy | None = None
 
     def put(self, places: NDArray[np.int64], values: Any) -> None:
@@ -282,7 +285,7 @@ class Column:
         return self._copy
 
     def restore(self, state: bytes) -> None:
-        """Restore what `snapshot` saved. Raises `ValueError` if it is of a column of another size."""
+        """Restore what `snapshot` saved. Raises `ValueError` if that column had another size."""
         saved = np.frombuffer(state, self.values.dtype)
         if len(saved) != len(self.values):
             raise ValueError(f"the snapshot has {len(saved)} numbers; this pool needs {len(self.values)}")

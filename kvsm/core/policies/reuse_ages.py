@@ -1,19 +1,19 @@
-"""`ReuseAges`: the chance that a block is used again soon, learned from the ages at which blocks were.
+"""`ReuseAges`: what blocks are worth, learned from the ages at which blocks are used again.
 
-The *age* of a block is the number of uses of all blocks since its own last use. A table counts, for each
-number of uses that a block has had and each range of ages, how often a block was used again at such an age
-(`hits`), and how often the policy lost sight of it there (`lost`). With the blocks that still wait, this is a
-life table, as an actuary makes it (Kaplan and Meier, 1958, with counts by age range): of the blocks that
-reached a range, the share that was used in it. A block that was forgotten, or still waits, counts up to the
-age that it has reached: without it the estimate would have only the blocks that came back.
+The *age* of a block is how far the policy's clock has advanced since the block's last use. For each number of
+uses and each range of ages, a table counts the blocks that were used again at such an age (`hits`), and those
+that were forgotten at it (`lost`). With the blocks that still wait for their next use, this is a life table
+(the actuarial form of the estimator of Kaplan and Meier, 1958): of the blocks that reached a range, the share
+that was used in it. A forgotten or waiting block counts up to the age that it has reached. Without these
+blocks, the estimate would see only those that were used again.
 
-The *worth* of a block of a certain age is the highest ratio, over all horizons, of the chance that it is used
-before the horizon to the expected time that its slot is taken until then: its Gittins index (Gittins, 1979;
-for caches: Beckmann and Sanchez, "Maximizing cache performance under uncertainty", HPCA 2017). To keep the
-blocks of the highest worth gives the most hits per slot and time.
+The *worth* of a block is the highest ratio, over all horizons, of the chance that it is used before the
+horizon to the expected time for which it takes a slot until then: its Gittins index (Gittins, 1979; for
+caches compare Beckmann and Sanchez, "Maximizing cache performance under uncertainty", HPCA 2017). Keeping the
+blocks with the highest worth gives the most hits per slot and unit of time.
 
-All counts are whole numbers, and the order of all operations is fixed: replay gives the same worth to the
-bit.
+All counts are whole numbers and the order of all operations is fixed, so a replay gives the same worths to
+the bit.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 _FIRST = 16
-"""The end of the first range of ages. Each further end is 1.41 times the one before."""
+"""The end of the first range of ages. Each further end is 1.41 times the previous one."""
 _FARTHEST = 16
-"""The last range begins at about this many times the capacity."""
+"""The last range begins below this many times the capacity."""
 _KEPT = 16
-"""After this many uses per slot all counts are halved, so that a change of the workload is followed."""
+"""All counts are halved after this many hits per slot, so that the estimates follow a changing workload."""
 
 Numbers = NDArray[np.int64]
 
@@ -63,27 +63,27 @@ class ReuseAges:
         self._counted = 0
 
     def hit(self, uses: Numbers, ages: Numbers) -> None:
-        """Count blocks that were used again."""
+        """Count blocks that are used again at these ages. uses: how often each was used before."""
         np.add.at(self._hits, (uses, self._range(ages)), 1)
         self._counted += len(ages)
 
     def lose(self, uses: Numbers, ages: Numbers) -> None:
-        """Count blocks that nobody watches any more."""
+        """Count blocks that are forgotten at these ages."""
         np.add.at(self._lost, (uses, self._range(ages)), 1)
 
     def worth(self, uses: Numbers, ages: Numbers) -> NDArray[np.float64]:
-        """Return the worth of blocks, as learned at the last `learn`; 0 before the first one."""
+        """Return the worth of blocks, as of the last `learn`; 0 before the first one."""
         worth: NDArray[np.float64] = self._worth[uses, self._range(ages)]
         return worth
 
     def waiting(self, uses: Numbers, ages: Numbers, each: int) -> Numbers:
-        """Return a table that counts these blocks, for `learn`. each: how many blocks one stands for."""
+        """Return a table of these blocks, for `learn`. each: how many blocks one of these stands for."""
         table: Numbers = np.zeros(self._shape, dtype=np.int64)
         np.add.at(table, (uses, self._range(ages)), each)
         return table
 
     def learn(self, waiting: Numbers) -> None:
-        """Estimate the worths anew. waiting: the blocks that are watched now, by uses and age."""
+        """Estimate the worths. waiting: the table of blocks that are stored or remembered now (`waiting`)."""
         for uses in range(self._shape[0]):
             chances = _chances(self._hits[uses].tolist(), (self._lost[uses] + waiting[uses]).tolist())
             self._worth[uses] = _worths(chances, self._widths)
@@ -115,22 +115,23 @@ class ReuseAges:
         return found
 
 
-def _chances(hits: list[int], left: list[int]) -> list[float]:
+def _chances(hits: list[int], censored: list[int]) -> list[float]:
     """Return for each range the chance that a block which reaches it is used in it.
 
-    left: the blocks that were watched into a range, and no further. They count as having seen half of it.
+    censored: the blocks that reached a range, and were forgotten or still wait in it. They count as seen for
+        half of it.
     """
     chances, beyond = [0.0] * len(hits), 0
     for place in reversed(range(len(hits))):
-        reached = 2 * (beyond + hits[place]) + left[place]
+        reached = 2 * (beyond + hits[place]) + censored[place]
         if reached:
             chances[place] = 2 * hits[place] / reached
-        beyond += hits[place] + left[place]
+        beyond += hits[place] + censored[place]
     return chances
 
 
 def _worths(chances: list[float], widths: list[int]) -> list[float]:
-    """Return for the begin of each range: the highest ratio of chance to time over all horizons."""
+    """Return the worth at the beginning of each range: the highest ratio of chance to time."""
     worths = []
     for begin in range(len(chances)):
         alive, gained, taken, best = 1.0, 0.0, 0.0, 0.0

@@ -1,17 +1,17 @@
 """The lazy store: a block is stored only when it nears eviction from the device.
 
-The engine takes device blocks from the head of its free queue. A block there is safe if it is empty, if the
-host has its content, or if the eviction policy refused it. A walk keeps the first `target` blocks safe. Each
-walk starts at the head: between two walks the engine may take any block out of the queue or put it back at
-the tail, which a cursor into the queue would miss. To make walks rare, a walk continues until it has passed
-twice as many safe blocks as it needs. The next walk is due when the surplus has left the queue, or when the
-host has lost a key. Every block given to a request counts as having left the queue, so a walk is never too
-late.
+The engine takes device blocks from the head of its free queue. A block there is safe (needs no store) if it
+is empty, if the host has its content, or if the eviction policy refused it. A walk keeps the first `target`
+blocks safe. Each walk starts at the head: between two walks the engine may take any block out of the queue or
+put it back at the tail, which a cursor into the queue would miss. To make walks rare, a walk continues until
+it has passed twice as many safe blocks as it needs. The next walk is due when the surplus has left the queue,
+or when the host has lost a key. Every block given to a request counts as having left the queue, so a walk is
+never too late.
 
-A walk does not remember positions in the queue, but the blocks whose content the host has, wherever they are:
-it skips them without reading their keys. Such a block is forgotten when a request gets it, because the
-request may write to it, and all are forgotten when the host has lost a key. An empty block is not remembered,
-because the walk is not notified when the block gets a key.
+Walks remember no positions in the queue. They remember the blocks whose content the host has, and skip these
+without reading their keys. Such a block is forgotten when a request gets it, because the request may write to
+it, and all are forgotten when the host has lost a key. An empty block is not remembered, because the walk is
+not notified when the block gets a key.
 
 A stored block is held: it leaves the queue, and goes to the tail when its copy ends. So on the device it
 outlives the blocks that were freed between its own release and the end of its copy. Stored blocks keep their
@@ -76,8 +76,8 @@ class WalkState(msgspec.Struct):
     ] = None
     """The stamp of the last walk, if the host had too little room for it; otherwise None."""
     left_out: Annotated[dict[int, bytes], filled(_left_out)] = msgspec.field(default_factory=dict)
-    """Block -> its key, if it is not stored until a request gets the block: the pool still had the key at the
-    last reset, or the eviction policy has refused it."""
+    """Block -> its key, which is not stored while the block has it: the pool still had this key at the last
+    reset, or the eviction policy refused it. Removed when a request gets the block."""
 
 
 class FreeQueueWalk:

@@ -252,14 +252,14 @@ class OfferBatch:
         if not self.keys:
             return _NOTHING
         awaited = [run for run in self._runs if run.tracked.remote_decode]
-        wanted = {place for run in awaited for place in range(run.start, run.start + len(run.chunks))}
+        required = {place for run in awaited for place in range(run.start, run.start + len(run.chunks))}
         return self._offloader.store(
             self._owners(),
             self.keys,
             self.blocks,
             self._offered_before,
             parents=self._parents,
-            wanted=wanted,
+            required=required,
         )
 
     def advance(self, prepared: PreparedStore) -> None:

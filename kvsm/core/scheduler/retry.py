@@ -10,16 +10,16 @@ from kvsm.core.offloader import PreparedStore
 
 
 class RetryStamp(NamedTuple):
-    """The figures on which it depends whether a waiting store can be planned.
+    """Figures that change whenever a waiting store may have become possible.
 
-    The store is tried again when they have changed, or when the next offer names other blocks than the last
-    one (`OffersState.crowded`).
+    The store is tried again when one of them has changed, or when the next offer names other blocks than the
+    last one (`OffersState.crowded`).
     """
 
     ended_at: int
     """Number of the last event that ended a transfer."""
     available_slots: int
-    """Number of slots that are free or can be evicted. Released pins raise it without ending a transfer."""
+    """Number of slots that are free or can be evicted. A released pin raises it, and ends no transfer."""
 
     @classmethod
     def of(cls, ledger: Ledger) -> RetryStamp:
@@ -27,11 +27,11 @@ class RetryStamp(NamedTuple):
 
     @classmethod
     def after(cls, ledger: Ledger, prepared: PreparedStore) -> RetryStamp:
-        """Return the stamp after an offer. If the policy has refused some blocks, others may wait for a block
-        that is not stored after all: then the next step tries again."""
+        """Return the stamp after an offer. A deferred block may wait for a key that the policy then refused:
+        the stamp differs from all others, so that the next step tries again."""
         return cls(-1, -1) if prepared.refused and prepared.deferred else cls.of(ledger)
 
     def seen(self, ledger: Ledger) -> int:
-        """Return the part that a comparison with later stamps depends on: none if a transfer has ended since,
-        because then all later stamps differ from this one."""
+        """Return what a comparison with later stamps depends on: nothing if a transfer has ended since; then
+        later stamps differ from this one in any case."""
         return self.available_slots if self.ended_at == ledger.ended_at else NOBODY

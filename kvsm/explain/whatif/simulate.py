@@ -504,7 +504,7 @@ class _Pool:
         return np.flatnonzero(waits)
 
     def _refused(self, batch: _OfferedBatch, new: Numbers, resident: Numbers) -> Numbers:
-        """Return those of the new places that the policy does not admit.
+        """Return the new places that the policy refuses.
 
         resident: the slots of the batch's resident keys, which are not evicted for it.
         """

@@ -70,7 +70,7 @@ def test_a_run_whose_parent_is_not_on_the_host_is_refused_without_asking() -> No
 
 
 def test_what_another_engine_waits_for_is_not_asked_about() -> None:
-    assert places(KEYS, {0: b"", 2: b""}, [0], wanted={0, 1}) == [2, 3]
+    assert places(KEYS, {0: b"", 2: b""}, [0], required={0, 1}) == [2, 3]
 
 
 def test_blocks_without_room_are_not_asked_about() -> None:
@@ -154,7 +154,7 @@ def test_the_same_key_of_another_request_waits_for_the_next_offer() -> None:
 
 def test_blocks_that_another_engine_waits_for_are_stored() -> None:
     core, _ = full_core([])
-    assert core.store((("r", 1),), [b"a"], [2], wanted=(0,)).keys == (b"a",)
+    assert core.store((("r", 1),), [b"a"], [2], required=(0,)).keys == (b"a",)
 
 
 def test_blocks_of_no_request_are_asked_about_one_by_one() -> None:
