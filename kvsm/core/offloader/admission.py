@@ -37,7 +37,19 @@ class Room(NamedTuple):
     protected: Collection[int]
 
 
-def refused_places(
+class Answer(NamedTuple):
+    """Which of the new places of an offer are not stored, each ascending.
+
+    refused: those that the policy refuses.
+    unasked: those that there would be no room for if the policy admitted all others. It is not asked about
+        them, so they wait, even if it refuses others.
+    """
+
+    refused: Sequence[int] = ()
+    unasked: Sequence[int] = ()
+
+
+def ask(
     policy: EvictionPolicy,
     keys: Sequence[bytes],
     new: Sequence[int],
@@ -45,33 +57,36 @@ def refused_places(
     has: Callable[[bytes], bool],
     room: Room,
     required: Collection[int] = (),
-) -> Sequence[int]:
-    """Return the places of the blocks that the policy refuses, ascending.
+) -> Answer:
+    """Return which of the new places of an offer are refused, and which must wait.
 
     keys, new: the keys of the offer, and the places of those that the host does not have.
     parents: the place where each run of a prompt begins -> the key before it.
-    has: whether the host has a key, or is storing it.
-    required: places that may not be refused.
+    has: whether the host has a key, or is storing it, or another place of the offer waits to store it.
+    required: places that may not be refused. They get room first.
 
     A block whose parent is refused, or is neither on the host nor in the offer, is refused too: no request
     could hit it.
     """
-    free = max(0, room.free - sum([place in required for place in new]))
     if len(new) <= room.free or not may_refuse(policy):
-        return ()
-    runs, refused = _runs(keys, new, parents, has, required, free + room.evictable)
+        return Answer()
+    needed = sum([place in required for place in new])
+    free, most = max(0, room.free - needed), max(0, room.free + room.evictable - needed)
+    runs, lost = _runs(keys, new, parents, has, required, most)
     asked = [(run, run.asked) for run in runs if run.asked]
     if sum(count for _, count in asked) > free:
         offered = [keys[place] for run, count in asked for place in run.places[:count]]
         counts = _admitted(policy, offered, [count for _, count in asked], free, room.protected)
         cut = [(run, count) for (run, most), count in zip(asked, counts) if count < most]
-        refused += [place for run, count in cut for place in run.places[count:]]
-    refused_keys = {keys[place] for place in refused}
+        lost += [place for run, count in cut for place in run.places[count:]]
+    gone = {keys[place] for place in lost}
     for run in runs:
-        if run.parent in refused_keys:
-            refused += run.places
-            refused_keys.update([keys[place] for place in run.places])
-    return sorted(set(refused))
+        if run.parent in gone:
+            lost += run.places
+            gone.update([keys[place] for place in run.places])
+    refused = set(lost)
+    unasked = {place for run in runs for place in run.places[run.asked :]} - refused
+    return Answer(sorted(refused), sorted(unasked))
 
 
 def may_refuse(policy: EvictionPolicy) -> bool:

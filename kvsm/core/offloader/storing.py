@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from kvsm import events as ev
-from kvsm.core.offloader.admission import Room, may_refuse, refused_places
+from kvsm.core.offloader.admission import Answer, Room, ask, may_refuse
 from kvsm.core.offloader.arguments import (
     checks_request,
     ids_of,
@@ -55,6 +55,8 @@ class PreparedStore(msgspec.Struct, frozen=True, gc=False):
     stored: the places of `keys` in the offer.
     lacks_room: whether some keys were deferred because the host was full.
     refused: places that the policy did not admit. They need not be offered again by this request.
+    retry: whether some deferred keys waited for blocks of this offer that were then refused, or for their
+        room: there is no copy to wait for, so they may be offered again at once.
     """
 
     job: TransferJob | None
@@ -65,6 +67,7 @@ class PreparedStore(msgspec.Struct, frozen=True, gc=False):
     stored: Sequence[int] = ()
     lacks_room: bool = False
     refused: Sequence[int] = ()
+    retry: bool = False
 
 
 class Admission(Enum):
@@ -163,18 +166,21 @@ def _store(
     if not len(new):
         return PreparedStore(None, (), tuple(deferred), len(resident))
     protected = [*resident, *spared]
-    refused: Sequence[int] = ()
+    answer, retry = Answer(), False
     if len(new) > len(core.ledger.free):
-        refused = _refused(core, owners, keys, new, parents, protected, required)
-    if refused:
-        new = sorted(set(new).difference(refused))
+        answer = _ask(core, owners, keys, new, deferred, parents, protected, required)
+        retry = _may_retry(core, keys, sources, deferred, answer)
+    refused, unasked = answer
+    if refused or unasked:
+        new = sorted(set(new).difference(refused, unasked))
     stored = keys if len(new) == len(keys) else tuple([keys[place] for place in new])
     room, choice = _room_for(core, stored, protected)
-    lacks_room = room < len(new) and has_room_for_transfer(core)
-    if room < len(new):
+    left = sorted([*new[room:], *unasked]) if unasked else new[room:]
+    lacks_room = len(left) > 0 and has_room_for_transfer(core)
+    if len(left):
         reason = SkipReason.POOL_FULL if lacks_room else SkipReason.TOO_MANY_TRANSFERS
-        _skip_places(core, owners, keys, new[room:], reason, again)
-        deferred = sorted([*deferred, *new[room:]])
+        _skip_places(core, owners, keys, left, reason, again)
+        deferred = sorted([*deferred, *left])
         new, stored = new[:room], stored[:room]
     # Skips were emitted before, because the plan must be the next event after the eviction.
     evicted = () if choice is None else _evict(core, choice)
@@ -188,7 +194,9 @@ def _store(
         job = _plan_store(core, planned, stored, slots, sources, runs)
     # Emit the refusals last: their fold changes the policy, and `admits` and `choose` must see one state.
     _skip_places(core, owners, keys, refused, SkipReason.NOT_ADMITTED, ())
-    return PreparedStore(job, stored, tuple(deferred), len(resident), evicted, new, lacks_room, refused)
+    return PreparedStore(
+        job, stored, tuple(deferred), len(resident), evicted, new, lacks_room, refused, retry
+    )
 
 
 def touch(core: EventEmitter, keys: Sequence[bytes], parents: Mapping[int, bytes] = _NONE) -> None:
@@ -565,25 +573,51 @@ def recall(core: EventEmitter, keys: Sequence[bytes]) -> None:
         core.emit(ev.KeysRecalled, keys_of("policy.recall", recalled))
 
 
-def _refused(
+def _ask(
     core: EventEmitter,
     owners: Owners,
     keys: Sequence[bytes],
     new: Sequence[int],
+    deferred: Sequence[int],
     parents: Mapping[int, bytes],
     protected: Sequence[int],
     required: Collection[int],
-) -> Sequence[int]:
-    """Return the new places of an offer that the policy refuses."""
+) -> Answer:
+    """Ask the policy which of the new places of an offer it admits. deferred: places that wait for a copy."""
     ledger = core.ledger
     if not may_refuse(ledger.policy) or not has_room_for_transfer(core):
-        return ()
+        return Answer()
     barred = ledger.copied_out.keys() | protected
     if not owners:  # A lazy store offers blocks without owners; they need not be consecutive.
         parents = {**dict.fromkeys(range(len(keys)), b""), **parents}
     room = Room(len(ledger.free), _evictable(core, barred), barred)
-    has = ledger.index.__contains__
-    return refused_places(ledger.policy, keys, new, _begins(owners, parents), has, room, required)
+    waiting = {keys[place] for place in deferred}
+    return ask(
+        ledger.policy,
+        keys,
+        new,
+        _begins(owners, parents),
+        lambda key: key in waiting or key in ledger.index,
+        room,
+        required,
+    )
+
+
+def _may_retry(
+    core: EventEmitter,
+    keys: Sequence[bytes],
+    sources: IdArray,
+    deferred: Sequence[int],
+    answer: Answer,
+) -> bool:
+    """Whether a deferred place of an offer has the key or a device block of a refused one, or its room."""
+    if not answer.refused or not (deferred or answer.unasked):
+        return False
+    gone = {keys[place] for place in answer.refused}
+    if answer.unasked or any(keys[place] in gone for place in deferred):
+        return True
+    read = set(listed(_sources_of(core, sources, answer.refused)))
+    return not read.isdisjoint(listed(_sources_of(core, sources, deferred)))
 
 
 def _evictable(core: EventEmitter, barred: Collection[int]) -> int:

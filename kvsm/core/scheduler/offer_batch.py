@@ -13,6 +13,9 @@ every step. Before the end of the request these are not offered, or not again:
 - a chunk that the request's own load has brought: the host had it just now;
 - a chunk whose store was lost: its worker is most likely dead, and each lost store retires its slots;
 - a mamba state: the engine hands it over once.
+
+A chunk that the policy has refused is not offered again by this request while it has the same device blocks,
+even if `settled` is before it: to offer it twice would look like a second use of its key.
 """
 
 from __future__ import annotations
@@ -145,17 +148,23 @@ class OfferBatch:
         first, size, start = chunks.start, self._blocks_per_chunk, len(self.keys)
         keys = tracked.make_keys(group, first, chunks.stop)
         kept: Sequence[int] = chunks
-        if self._config.groups[group].kind is GroupKind.FULL and not self._counts_offers(tracked):
+        is_full = self._config.groups[group].kind is GroupKind.FULL
+        if is_full and not self._counts_offers(tracked) and not tracked.refused:
             self.keys += keys
             self.blocks += tracked.tables[group][first * size : chunks.stop * size]
         else:
-            found = {n: self._blocks_of(tracked, group, n, keys[n - first]) for n in chunks}
-            kept = self._often_enough(tracked, [n for n in chunks if found[n]], first, keys, offered)
+            allowed = [n for n in chunks if keys[n - first] not in tracked.refused]
+            found = {n: self._blocks_of(tracked, group, n, keys[n - first]) for n in allowed}
+            kept = self._often_enough(tracked, [n for n in allowed if found[n]], first, keys, offered)
             self.keys += [keys[n - first] for n in kept]
             self.blocks += [block for n in kept for block in found[n]]
         self._open(tracked, group, kept, start)
         if kept:
             self._parents[start] = self._key_before(tracked, group, kept[0])
+        for place, n in enumerate(kept[1:] if tracked.refused else (), start + 1):
+            # Behind a refused chunk, a chunk does not follow the one before it in the offer.
+            if keys[n - first - 1] in tracked.refused:
+                self._parents[place] = self._key_before(tracked, group, n)
         if first < recorded:
             self._offered_before.update(range(start, start + bisect_left(kept, recorded)))
 
@@ -265,7 +274,7 @@ class OfferBatch:
     def advance(self, prepared: PreparedStore) -> None:
         """Move the cursors of the requests. prepared: the result of `store`."""
         for place in prepared.refused:
-            self._chunk_at(place)[0].tracked.refused = True
+            self._chunk_at(place)[0].tracked.refused.add(self.keys[place])
         moved = self._advanced(prepared.deferred)
         if moved:
             self._offloader.advance(moved)

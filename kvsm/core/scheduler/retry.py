@@ -27,9 +27,9 @@ class RetryStamp(NamedTuple):
 
     @classmethod
     def after(cls, ledger: Ledger, prepared: PreparedStore) -> RetryStamp:
-        """Return the stamp after an offer. A deferred block may wait for a key that the policy then refused:
-        the stamp differs from all others, so that the next step tries again."""
-        return cls(-1, -1) if prepared.refused and prepared.deferred else cls.of(ledger)
+        """Return the stamp after an offer. If blocks wait for what the policy then refused, no copy ends that
+        they wait for: then the next step tries again."""
+        return cls(-1, -1) if prepared.retry else cls.of(ledger)
 
     def seen(self, ledger: Ledger) -> int:
         """Return what a comparison with later stamps depends on: nothing if a transfer has ended since; then

@@ -84,8 +84,8 @@ class TrackedRequest:
     """How many tokens must be confirmed before it has something to offer."""
     retried: Annotated[set[bytes], filled(lambda one, _: sorted(one.retried))]
     """Keys whose stores have failed since it got its blocks. It offers each of them again once."""
-    refused: Annotated[bool, KEPT]
-    """Whether the policy has refused one of its blocks. Then it is not asked again about them at its end."""
+    refused: Annotated[set[bytes], filled(lambda one, _: sorted(one.refused))]
+    """Keys that the policy has refused since it got its blocks. It does not offer them again."""
     remote_decode: Annotated[bool, Dropped(_PARAMETER)]
     remote_prefill: Annotated[HandOverParams | None, Dropped(_PARAMETER)]
     """Where another engine keeps the blocks of its prompt."""
@@ -101,9 +101,9 @@ class TrackedRequest:
         self.asked_keys = [[] for _ in config.groups]
         self.local = self.watched_from = self.next_offer = 0
         self.trusted = self.missed = None
-        self.answered = self.admitted = self.refused = False
+        self.answered = self.admitted = False
         self.loaded = NO_TOKENS
-        self.retried = set()
+        self.retried, self.refused = set(), set()
         self._take_parameters(config)
 
     def _take_parameters(self, config: SchedulerConfig) -> None:
@@ -189,6 +189,7 @@ class TrackedRequest:
         """Let it offer all its chunks again: its cursors have restarted."""
         self.next_offer, self.loaded = 0, NO_TOKENS
         self.retried.clear()
+        self.refused.clear()
 
     def settle_loaded(self, chunk_tokens: int) -> int:
         """How many chunks its load has brought, if that is all that it has; else 0. They need no offer."""

@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsm.core.ledger import OfferHistory
-from kvsm.core.offloader.admission import Room, may_refuse, refused_places
+from kvsm.core.offloader.admission import Room, ask, may_refuse
 from kvsm.core.policies import make_policy
 from kvsm.events import OffloadConfig
 from kvsm.explain.story.window import Window
@@ -488,8 +488,9 @@ class _Pool:
         for place in np.flatnonzero(~is_new & ~is_readable).tolist():
             waits[place] = self._is_another(batch, place, int(slots[place]))
         places = np.flatnonzero(is_new & batch.is_first)
-        refused = self._refused(batch, places, resident)
-        places = np.setdiff1d(places, refused)
+        refused, unasked = self._ask(batch, places, resident)
+        waits[unasked] = True
+        places = np.setdiff1d(places, np.concatenate([refused, unasked]))
         if len(places):
             keys = batch.keys[places]
             room = self._make_room(keys, resident)
@@ -503,13 +504,13 @@ class _Pool:
             self._policy.refused([self._demand.keys[key] for key in batch.keys[refused].tolist()])
         return np.flatnonzero(waits)
 
-    def _refused(self, batch: _OfferedBatch, new: Numbers, resident: Numbers) -> Numbers:
-        """Return the new places that the policy refuses.
+    def _ask(self, batch: _OfferedBatch, new: Numbers, resident: Numbers) -> tuple[Numbers, Numbers]:
+        """Return those of the new places that the policy does not admit, and those that must wait.
 
         resident: the slots of the batch's resident keys, which are not evicted for it.
         """
         if len(new) <= len(self._free) or not may_refuse(self._policy):
-            return _NO_PLACES
+            return _NO_PLACES, _NO_PLACES
         names = self._demand.keys
         parents = {
             place: b"" if key < 0 else names[key]
@@ -520,10 +521,10 @@ class _Pool:
         evictable = len(self._policy) - int(np.count_nonzero(self._holds[resident] == 0))
         room = Room(len(self._free), evictable, barred)
         keys = [names[key] for key in batch.keys.tolist()]
-        refused = refused_places(self._policy, keys, new.tolist(), parents, has.__contains__, room)
+        refused, unasked = ask(self._policy, keys, new.tolist(), parents, has.__contains__, room)
         for place in refused:
             batch.parts[batch.part[place]].cursor.refused = True
-        return np.array(refused, dtype=np.int64)
+        return np.array(refused, dtype=np.int64), np.array(unasked, dtype=np.int64)
 
     def _is_another(self, batch: _OfferedBatch, place: int, slot: int) -> bool:
         """Whether the block in flight to this slot is another device block than the one offered at a place.

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kvsm.core.log import MemoryLog
 from kvsm.core.offloader import Offloader
-from kvsm.core.offloader.admission import Room, refused_places
+from kvsm.core.offloader.admission import Answer, Room, ask
 from kvsm.core.policies.lru import LRUPolicy
 from kvsm.core.scheduler.retry import RetryStamp
 from kvsm.errors import WrongArgument
@@ -44,10 +44,16 @@ def places(
     keys: Sequence[bytes], runs: dict[int, bytes], answer: Sequence[int], *, room: int = 100, **more: set[int]
 ) -> list[int]:
     """The refused places of an offer of new keys to a full pool."""
+    return [*answers(keys, runs, answer, Room(0, room, ()), **more).refused]
+
+
+def answers(
+    keys: Sequence[bytes], runs: dict[int, bytes], answer: Sequence[int], room: Room, **more: set[int]
+) -> Answer:
     policy = Stingy(1)
     policy.answer = answer
     has = {b"here"}.__contains__
-    return [*refused_places(policy, keys, range(len(keys)), runs, has, Room(0, room, ()), **more)]
+    return ask(policy, keys, range(len(keys)), runs, has, room, **more)
 
 
 KEYS = [b"a", b"b", b"c", b"d"]
@@ -79,6 +85,16 @@ def test_blocks_without_room_are_not_asked_about() -> None:
     assert Stingy.asked[-1][0] == (b"a", b"b")
 
 
+def test_blocks_that_were_not_asked_about_wait() -> None:
+    """The policy refuses the run that would have filled the room; the other run has not its leave yet."""
+    assert answers(KEYS, {0: b"", 2: b""}, [0], Room(0, 2, ())) == ([0, 1], [2, 3])
+
+
+def test_what_another_engine_waits_for_gets_room_first() -> None:
+    assert answers(KEYS, {0: b""}, [1], Room(1, 2, ()), wanted={2, 3}) == ([], [1])
+    assert Stingy.asked[-1][1:] == ((1,), 0)
+
+
 @pytest.mark.parametrize("answer", [[], [5], [-1], [1, 1]])
 def test_a_wrong_answer_is_refused(answer: list[int]) -> None:
     with pytest.raises(WrongArgument, match="a number from 0 to its length"):
@@ -98,7 +114,7 @@ def test_no_admitted_block_follows_a_refused_one(lengths: list[int], random: Ran
 
     policy.admits = admits  # type: ignore[method-assign, assignment]
     has = {b"here"}.__contains__
-    refused = {*refused_places(policy, keys, range(len(keys)), parents, has, Room(0, 100, ()))}
+    refused = {*ask(policy, keys, range(len(keys)), parents, has, Room(0, 100, ())).refused}
     for place, key in enumerate(keys):
         parent = parents.get(place, keys[place - 1])
         is_lost = parent == b"gone" or (parent in keys and keys.index(parent) in refused)
@@ -150,6 +166,36 @@ def test_the_same_key_of_another_request_waits_for_the_next_offer() -> None:
     prepared = core.store((("s", 1),), [b"a"], [3])
     assert ([*prepared.refused], [*prepared.deferred]) == ([0], [])
     assert RetryStamp.after(core.ledger, prepared) == RetryStamp.of(core.ledger)
+
+
+def test_a_block_that_waits_for_a_copy_waits_for_its_end() -> None:
+    """To try again at once would offer it in each step of a long copy."""
+    core, _ = full_core([1])
+    core.arrive("s")
+    assert core.store((("s", 1),), [b"a"], [2]).keys == (b"a",)
+    Stingy.answer = [0]
+    prepared = core.store((("r", 2),), [b"a", b"b"], [3, 4])
+    assert ([*prepared.refused], prepared.deferred) == ([1], (0,))
+    assert RetryStamp.after(core.ledger, prepared) == RetryStamp.of(core.ledger)
+
+
+def test_a_run_that_was_not_asked_about_evicts_nothing() -> None:
+    """It waits, and the next step asks about it."""
+    core, log = full_core([0])
+    core.arrive("s")
+    prepared = core.store((("r", 2), ("s", 2)), [b"a", b"b", b"c", b"d"], [2, 3, 4, 5])
+    assert ([*prepared.refused], prepared.deferred, prepared.job) == ([0, 1], (2, 3), None)
+    assert skips(log) == [((b"c", b"d"), SkipReason.POOL_FULL), ((b"a", b"b"), SkipReason.NOT_ADMITTED)]
+    assert RetryStamp.after(core.ledger, prepared) != RetryStamp.of(core.ledger)
+
+
+def test_a_run_behind_a_block_that_waits_is_asked_about() -> None:
+    """Block 2 is still read by another store, so `a` waits. It is stored later, and `b` is then of use."""
+    core, _ = full_core([1])
+    core.arrive("s")
+    assert core.store((("s", 1),), [b"z"], [2]).keys == (b"z",)
+    prepared = core.store((("r", 2),), [b"a", b"b"], [2, 3], parents={1: b"a"})
+    assert (prepared.keys, prepared.deferred, [*prepared.refused]) == ((b"b",), (0,), [])
 
 
 def test_blocks_that_another_engine_waits_for_are_stored() -> None:
