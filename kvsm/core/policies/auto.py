@@ -44,6 +44,8 @@ _LEARN_EVERY, _LEARN_LEAST = 4, 32
 by the second one at least."""
 _SAMPLED = 1 << 14
 """An estimate samples up to this many stored blocks, and as many remembered keys."""
+_LATEST = 1 << 62
+"""No clock gets there."""
 
 Floats = NDArray[np.float64]
 
@@ -177,6 +179,8 @@ class AutoPolicy(EvictionPolicy):
         return PolicyCopy((*queues, *columns, *rest))
 
     def restore(self, state: bytes) -> None:
+        """As `EvictionPolicy.restore`. Raises `ValueError` for a state that no events lead to and that later
+        events would not bear: it may come from anyone."""
         saved = msgspec.msgpack.decode(state, type=AutoState)
         orders = saved.never, saved.once, saved.often
         for queue, order in zip(self._queues, orders):
@@ -186,6 +190,15 @@ class AutoPolicy(EvictionPolicy):
             column.restore(values)
         self._ages.restore(saved.ages)
         self._clock, self._since_learned = saved.clock, saved.since_learned
+        if not 0 < self._clock < _LATEST or not 0 <= self._since_learned < _LATEST:
+            raise ValueError(
+                f"the snapshot has the clock {self._clock}, with {self._since_learned} uses unlearned"
+            )
+        for uses, last in ((self._uses, self._last), self._seen.columns()[1:]):
+            if uses.values.max(initial=0) >= _QUEUES:
+                raise ValueError(f"the snapshot has blocks of more than {_QUEUES - 1} uses")
+            if last.values.min(initial=0) < 0 or last.values.max(initial=0) > self._clock:
+                raise ValueError("the snapshot has blocks that were used before or after all uses")
 
     def _columns(self) -> tuple[Column, ...]:
         return (self._uses, self._last, *self._seen.columns())

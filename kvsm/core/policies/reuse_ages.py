@@ -26,6 +26,8 @@ _FIRST = 16
 """The end of the first range of ages. Each further end is 1.41 times the previous one."""
 _FARTHEST = 16
 """The last range begins below this many times the capacity."""
+_MOST = 1 << 48
+"""No count gets there."""
 _KEPT = 16
 """All counts are halved after this many hits per slot, so that the estimates follow a changing workload."""
 
@@ -103,12 +105,18 @@ class ReuseAges:
         return msgspec.msgpack.encode(state)
 
     def restore(self, state: bytes) -> None:
-        """Restore what `snapshot` saved. Raises `ValueError` if the table has another shape."""
+        """Restore what `snapshot` saved. Raises `ValueError` for a table of another shape, or impossible
+        counts."""
         saved = msgspec.msgpack.decode(state, type=ReuseAgesState)
         self._hits = np.frombuffer(saved.hits, "<i8").reshape(self._shape).astype(np.int64)
         self._lost = np.frombuffer(saved.lost, "<i8").reshape(self._shape).astype(np.int64)
         self._worth = np.frombuffer(saved.worth, "<f8").reshape(self._shape).astype(np.float64)
         self._counted = saved.counted
+        for table in (self._hits, self._lost):
+            if table.min() < 0 or table.max() > _MOST:
+                raise ValueError("the snapshot has ages with impossible counts")
+        if not np.all(np.isfinite(self._worth)) or not 0 <= self._counted <= _MOST:
+            raise ValueError("the snapshot has impossible worths")
 
     def _range(self, ages: Numbers) -> Numbers:
         found: Numbers = np.searchsorted(self._begins, ages, side="right") - 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -15,9 +16,9 @@ from hypothesis.stateful import run_state_machine_as_test
 from kvsm.check.worlds.refusing_policy import REFUSING
 from kvsm.core.offloader import Offloader
 from kvsm.core.policies import make_policy
-from kvsm.core.policies.auto import AutoPolicy
+from kvsm.core.policies.auto import AutoPolicy, AutoState
 from kvsm.core.policies.policy_copies import Column
-from kvsm.core.policies.reuse_ages import ReuseAges
+from kvsm.core.policies.reuse_ages import ReuseAges, ReuseAgesState
 from kvsm.core.policies.seen_keys import SeenKeys, _hashes
 from kvsm.events import OffloadConfig
 from kvsm.testing import OffloadMachine
@@ -245,6 +246,39 @@ def test_the_table_of_seen_keys_forgets_the_oldest_of_a_row(batches: list[list[i
 def test_a_snapshot_of_another_pool_is_refused() -> None:
     with pytest.raises(ValueError, match="has 200 numbers; this pool needs 100"):
         make_policy("auto", 100).restore(make_policy("auto", 200).snapshot())
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"uses": b"\3" * 8},
+        {"seen_uses": b"\3" * 32},
+        {"last": (9).to_bytes(8, "little") * 8},
+        {"seen_last": (-1).to_bytes(8, "little", signed=True) * 32},
+        {"clock": 0},
+        {"clock": 1 << 63},
+        {"fresh": -1},
+        {"hits": -1},
+        {"lost": 1 << 60},
+        {"worth": np.nan},
+        {"counted": -1},
+    ],
+    ids=lambda wrong: next(iter(wrong)),
+)
+def test_an_impossible_state_is_refused(wrong: dict[str, Any]) -> None:
+    """A snapshot may come from anyone. Accepted, some of these stop a later event with an error of numpy."""
+    policy = AutoPolicy(8)
+    policy.admitted((0, 1), [b"a", b"b"])
+    state = msgspec.msgpack.decode(policy.snapshot(), type=AutoState)
+    AutoPolicy(8).restore(policy.snapshot())
+    ages = msgspec.msgpack.decode(state.ages, type=ReuseAgesState)
+    for name in {"hits", "lost", "worth"} & wrong.keys():
+        kind = np.float64 if name == "worth" else np.int64
+        wrong = {name: np.full(len(ages.hits) // 8, wrong[name], kind).tobytes()}
+    if wrong.keys() <= {"hits", "lost", "worth", "counted"}:
+        wrong = {"ages": msgspec.msgpack.encode(msgspec.structs.replace(ages, **wrong))}
+    with pytest.raises(ValueError, match="the snapshot has"):
+        AutoPolicy(8).restore(msgspec.msgpack.encode(msgspec.structs.replace(state, **wrong)))
 
 
 @given(st.lists(st.lists(st.integers(0, 40_000), max_size=5), max_size=8), st.integers(0, 2000))
