@@ -36,9 +36,13 @@ AT_ONCE = 8
 LONGEST_PAUSE_S = 300
 """Longer pauses of a session are cut to this: a session that pauses for hours is not really running."""
 
+MOST_TOKENS = 1 << 24
+"""The longest prompt. A run of ids is short in the file however long it is, and a list of them is not."""
+
 _SUFFIXES = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
 
 _Seconds = Annotated[float, msgspec.Meta(ge=0)]
+_Tokens = Annotated[int, msgspec.Meta(ge=1, le=MOST_TOKENS)]
 _Length = Annotated[int, msgspec.Meta(ge=1)]
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -49,7 +53,7 @@ class _Row(msgspec.Struct, array_like=True, frozen=True, gc=False):
     second: _Seconds
     server_seconds: float | None
     client_seconds: float | None
-    input_tokens: _Length
+    input_tokens: _Tokens
     output_tokens: _Count
     keep: _Count
     runs: tuple[_Count, ...]
@@ -80,7 +84,7 @@ class _Object(
     """A request in the form of kv-cache-tester."""
 
     second: _Seconds
-    input_tokens: _Length
+    input_tokens: _Tokens
     output_tokens: _Count
     hash_ids: tuple[_Count, ...]
 

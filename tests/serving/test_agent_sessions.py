@@ -240,6 +240,8 @@ def row(number: int, column: int, value: Any) -> Object:
         (row(1, 6, [3]), "requests[1] has a run without its count"),
         (row(1, 6, [3, 10**15]), "requests[1] has 1000000000000002 hash ids for 12 tokens"),
         (row(1, 6, [3, 2]), "requests[1] has 4 hash ids"),
+        (row(0, 3, 1 << 40), "Expected `int` <= 16777216 - at `$.requests[0][3]`"),
+        (changed(0, **{"in": 1 << 40}), "Expected `int` <= 16777216 - at `$.requests[0].in`"),
         (row(0, 3, "8"), "Expected `int`, got `str` - at `$.requests[0][3]`"),
         ({"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [1]}, "not an agent session"),
         ([1], "not an agent session: Expected `object`, got `array`"),
