@@ -147,7 +147,7 @@ class _Cursor:
     found: how many of its chunks were found at its last lookup, on the device or the host.
     stale: keys that a load brought before a reset: they are not stored from its device blocks.
     watched_from: number of evictions when it was admitted, or when it made its first offer without a load.
-    refused: whether the policy refused one of its chunks.
+    refused: chunks that the policy refused since it got its blocks. It does not offer them again.
     """
 
     __slots__ = ("chain", "found", "loaded", "offered", "refused", "settled", "stale", "watched_from")
@@ -156,12 +156,13 @@ class _Cursor:
         self.chain: Numbers = np.array(chain, dtype=np.int64)
         self.restart()
         self.found = self.watched_from = 0
-        self.stale, self.refused = _NO_KEYS, False
+        self.stale = _NO_KEYS
 
     def restart(self) -> None:
         """Move it back to the start: all chunks will be offered again."""
         self.settled = self.offered = 0
         self.loaded = _NOTHING
+        self.refused = set[int]()
 
     def load(self, first: int, end: int) -> None:
         """Note that these chunks were loaded: they are not offered until the request ends."""
@@ -173,11 +174,16 @@ class _Cursor:
     def unsettled(self, upto: int) -> list[tuple[int, int]]:
         """The chunks to offer next, as (first, end) of each run, if the request has computed `upto`."""
         first, end = self.loaded
-        return (
+        runs = (
             [(self.settled, min(first, upto)), (max(self.settled, end), upto)]
             if end
             else [(self.settled, upto)]
         )
+        for chunk in [chunk for chunk in self.refused if chunk >= self.settled]:
+            parts = [((begin, chunk), (chunk + 1, end)) for begin, end in runs if begin <= chunk < end]
+            others = [(begin, end) for begin, end in runs if not begin <= chunk < end]
+            runs = sorted([*others, *[part for both in parts for part in both if part[0] < part[1]]])
+        return runs
 
 
 _NOTHING = (0, 0)
@@ -522,8 +528,8 @@ class _Pool:
         room = Room(len(self._free), evictable, barred)
         keys = [names[key] for key in batch.keys.tolist()]
         refused, unasked = ask(self._policy, keys, new.tolist(), parents, has.__contains__, room)
-        for place in refused:
-            batch.parts[batch.part[place]].cursor.refused = True
+        for place, chunk in zip(refused, batch.chunks()[list(refused)].tolist()):
+            batch.parts[batch.part[place]].cursor.refused.add(chunk)
         return np.array(refused, dtype=np.int64), np.array(unasked, dtype=np.int64)
 
     def _is_another(self, batch: _OfferedBatch, place: int, slot: int) -> bool:

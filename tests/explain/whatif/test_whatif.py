@@ -47,7 +47,7 @@ from kvsm.explain.whatif.comparison import compare, verdict
 from kvsm.explain.whatif.demand import UNKNOWN, Demand, Finished, Lookup, Offers, Operation, read_demand
 from kvsm.explain.whatif.optimum import Optimum, most_kept
 from kvsm.explain.whatif.plot import plot
-from kvsm.explain.whatif.simulate import Scenario, counted_lookups, recorded, simulate
+from kvsm.explain.whatif.simulate import Scenario, _Cursor, counted_lookups, recorded, simulate
 from kvsm.serving import RunOptions, WorkloadRun
 from kvsm.serving.traces import TraceRequest, multi_turn, prompt_hashes
 from kvsm.system.executors.forked import ForkedProcesses
@@ -530,3 +530,12 @@ def test_the_comparison_is_the_same_whoever_simulates(demand: Demand) -> None:
     assert found == compare("log", demand, tried)
     compare("log", demand, tried[1:], progress=told.append)
     assert told == [2, 3, 1, 2]
+
+
+def test_a_refused_block_is_not_offered_again_while_its_request_has_its_blocks() -> None:
+    """As in the engine. A block behind it does not follow the one before it."""
+    cursor = _Cursor(range(6))
+    cursor.refused |= {2, 3, 5}
+    assert cursor.unsettled(6) == [(0, 2), (4, 5)]
+    cursor.restart()
+    assert cursor.unsettled(6) == [(0, 6)]
