@@ -19,7 +19,7 @@ from kvsm.serving.block_tables import peak_blocks
 from kvsm.serving.ranks import COPIES
 from kvsm.serving.traces import BLOCK_TOKENS, TraceRequest
 from kvsm.system.field_types import check_values, says
-from kvsm.tiers import DEFER_TICKS, WritePolicy, host_config
+from kvsm.tiers import DEFER_TICKS, WritePolicy, check_admits_all, host_config
 from kvsm.tiers.disk import FlushPolicy
 
 STORES = tuple(mode.value for mode in StoreMode)
@@ -121,7 +121,9 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         self._check_disk()
         core = self.offload_config()
         self.scheduler_config().check(core)
-        make_policy(core.policy, core.host_blocks)
+        policy = make_policy(core.policy, core.host_blocks)
+        if self.disk_dir is not None:
+            check_admits_all(core.policy, policy)
 
     def _check_disk(self) -> None:
         if self.disk_dir is None and self.disk_blocks:

@@ -57,7 +57,7 @@ from kvsm.core.offloader.admission import may_refuse
 from kvsm.core.offloader.matching import may_defer
 from kvsm.core.offloader.storing import recall
 from kvsm.core.plan import TransferJob, WorkerReport
-from kvsm.core.policies import ADMITTING
+from kvsm.core.policies import ADMITTING, EvictionPolicy
 from kvsm.errors import ConfigError, LimitReached
 from kvsm.events import Direction, OffloadConfig
 from kvsm.ids import listed, unpack
@@ -168,11 +168,16 @@ def _check_fit(host: Offloader, disk: Offloader) -> None:
             "host's core would give up a copy alone; DiskTier.lose does it in both"
         )
     for config, core in ((above, host), (below, disk)):
-        if may_refuse(core.ledger.policy):
-            raise ConfigError(
-                f"policy {config.policy!r} refuses stores, and a block that the host refuses would never "
-                f"reach the disk; with a disk tier, choose one of {', '.join(ADMITTING)}"
-            )
+        check_admits_all(config.policy, core.ledger.policy)
+
+
+def check_admits_all(name: str, policy: EvictionPolicy) -> None:
+    """Raise `ConfigError` if this policy may refuse stores. Call it before the files of a disk are opened."""
+    if may_refuse(policy):
+        raise ConfigError(
+            f"policy {name!r} refuses stores, and a block that the host refuses would never "
+            f"reach the disk; with a disk tier, choose one of {', '.join(ADMITTING)}"
+        )
 
 
 class DiskTier:

@@ -231,6 +231,7 @@ def test_help_teaches() -> None:
         (["--disk-blocks", "900"], "disk_blocks is 900, and disk_dir is missing; give both"),
         (["--disk-dir", "disk"], "disk_dir is disk, and disk_blocks is 0; give both"),
         ([*DISK, "--disk-blocks", "-1"], "disk_blocks is -1"),
+        ([*DISK, "--policy", "auto"], "policy 'auto' refuses stores"),
         ([*DISK, "--disk-blocks", "3"], "disk_blocks is 3; request"),
         ([*DISK, "--disk-blocks", "2000000000"], "lower device_blocks, host_blocks, disk_blocks"),
         ([*DISK, "--disk-dir", "good.jsonl"], "good.jsonl: is no directory"),

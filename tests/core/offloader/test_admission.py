@@ -91,7 +91,7 @@ def test_blocks_that_were_not_asked_about_wait() -> None:
 
 
 def test_what_another_engine_waits_for_gets_room_first() -> None:
-    assert answers(KEYS, {0: b""}, [1], Room(1, 2, ()), wanted={2, 3}) == ([], [1])
+    assert answers(KEYS, {0: b""}, [1], Room(1, 2, ()), required={2, 3}) == ([], [1])
     assert Stingy.asked[-1][1:] == ((1,), 0)
 
 
