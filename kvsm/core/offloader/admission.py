@@ -37,7 +37,7 @@ class Room(NamedTuple):
     protected: Collection[int]
 
 
-class Answer(NamedTuple):
+class NotStored(NamedTuple):
     """Which of the new places of an offer are not stored, each ascending.
 
     refused: those that the policy refuses.
@@ -57,7 +57,7 @@ def ask(
     has: Callable[[bytes], bool],
     room: Room,
     required: Collection[int] = (),
-) -> Answer:
+) -> NotStored:
     """Return which of the new places of an offer are refused, and which must wait.
 
     keys, new: the keys of the offer, and the places of those that the host does not have.
@@ -69,7 +69,7 @@ def ask(
     could hit it.
     """
     if len(new) <= room.free or not may_refuse(policy):
-        return Answer()
+        return NotStored()
     needed = sum([place in required for place in new])
     free, most = max(0, room.free - needed), max(0, room.free + room.evictable - needed)
     runs, lost = _runs(keys, new, parents, has, required, most)
@@ -86,7 +86,7 @@ def ask(
             gone.update([keys[place] for place in run.places])
     refused = set(lost)
     unasked = {place for run in runs for place in run.places[run.asked :]} - refused
-    return Answer(sorted(refused), sorted(unasked))
+    return NotStored(sorted(refused), sorted(unasked))
 
 
 def may_refuse(policy: EvictionPolicy) -> bool:

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from kvsm import events as ev
-from kvsm.core.offloader.admission import Answer, Room, ask, may_refuse
+from kvsm.core.offloader.admission import NotStored, Room, ask, may_refuse
 from kvsm.core.offloader.arguments import (
     checks_request,
     ids_of,
@@ -166,7 +166,7 @@ def _store(
     if not len(new):
         return PreparedStore(None, (), tuple(deferred), len(resident))
     protected = [*resident, *spared]
-    answer, retry = Answer(), False
+    answer, retry = NotStored(), False
     if len(new) > len(core.ledger.free):
         answer = _ask(core, owners, keys, new, deferred, parents, protected, required)
         retry = _may_retry(core, keys, sources, deferred, answer)
@@ -582,11 +582,11 @@ def _ask(
     parents: Mapping[int, bytes],
     protected: Sequence[int],
     required: Collection[int],
-) -> Answer:
+) -> NotStored:
     """Ask the policy which of the new places of an offer it admits. deferred: places that wait for a copy."""
     ledger = core.ledger
     if not may_refuse(ledger.policy) or not has_room_for_transfer(core):
-        return Answer()
+        return NotStored()
     barred = ledger.copied_out.keys() | protected
     if not owners:  # A lazy store offers blocks without owners; they need not be consecutive.
         parents = {**dict.fromkeys(range(len(keys)), b""), **parents}
@@ -608,7 +608,7 @@ def _may_retry(
     keys: Sequence[bytes],
     sources: IdArray,
     deferred: Sequence[int],
-    answer: Answer,
+    answer: NotStored,
 ) -> bool:
     """Whether a deferred place of an offer has the key or a device block of a refused one, or its room."""
     if not answer.refused or not (deferred or answer.unasked):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kvsm.core.log import MemoryLog
 from kvsm.core.offloader import Offloader
-from kvsm.core.offloader.admission import Answer, Room, ask
+from kvsm.core.offloader.admission import NotStored, Room, ask
 from kvsm.core.policies.lru import LRUPolicy
 from kvsm.core.scheduler.retry import RetryStamp
 from kvsm.errors import WrongArgument
@@ -49,7 +49,7 @@ def places(
 
 def answers(
     keys: Sequence[bytes], runs: dict[int, bytes], answer: Sequence[int], room: Room, **more: set[int]
-) -> Answer:
+) -> NotStored:
     policy = Stingy(1)
     policy.answer = answer
     has = {b"here"}.__contains__

@@ -257,7 +257,7 @@ def test_a_snapshot_of_another_pool_is_refused() -> None:
         {"seen_last": (-1).to_bytes(8, "little", signed=True) * 32},
         {"clock": 0},
         {"clock": 1 << 63},
-        {"fresh": -1},
+        {"since_learned": -1},
         {"hits": -1},
         {"lost": 1 << 60},
         {"worth": np.nan},
