@@ -14,7 +14,9 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from kvsm.core.log import Durability, OnFailure
+from kvsm.core.policies import make_policy
 from kvsm.errors import ConfigError
+from kvsm.tiers import check_admits_all
 from kvsm.vllm.vllm_options import OPTIONS
 
 Bytes = Annotated[int, msgspec.Meta(ge=1)]
@@ -127,6 +129,8 @@ class ConnectorOptions(LogOptions, frozen=True, kw_only=True):
             )
         if (self.disk_dir is None) != (self.disk_bytes is None):
             raise ConfigError("a disk tier needs a directory and a size: give both disk_dir and disk_bytes")
+        if self.disk_dir is not None:
+            check_admits_all(self.policy, make_policy(self.policy, 1))
         if self.pool_dir is not None and self.hand_over_directory is not None:
             raise ConfigError(
                 "pool_dir: a pool that is handed over to other engines ends with its process; "

@@ -39,6 +39,14 @@ def test_who_asks_for_a_disk_hears_of_the_disk_tier(name: str) -> None:
         parse(ConnectorOptions, {"cpu_bytes_to_use": 1 << 20, name: 1})
 
 
+def test_a_policy_that_refuses_stores_needs_no_disk_to_be_refused() -> None:
+    """It is told before any file of the disk is made."""
+    given = {"cpu_bytes_to_use": 1 << 20, "policy": "auto"}
+    assert parse(ConnectorOptions, given).policy == "auto"
+    with pytest.raises(ConfigError, match="policy 'auto' refuses stores"):
+        parse(ConnectorOptions, {**given, "disk_dir": "/there", "disk_bytes": 1 << 20})
+
+
 @pytest.mark.parametrize(("ranks", "chunk", "slots"), [(1, 1, 10), (2, 1, 5), (1, 3, 3), (2, 2, 2)])
 def test_host_memory_is_divided_over_ranks_and_chunks(ranks: int, chunk: int, slots: int) -> None:
     """Blocks of 1,000 bytes on each rank."""
