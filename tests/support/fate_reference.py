@@ -298,7 +298,7 @@ class OutsideBooks:
         device_blocks: Sequence[int],
         again: Sequence[int] = (),
         parents: Mapping[int, bytes] | None = None,
-        wanted: Sequence[int] = (),
+        required: Sequence[int] = (),
     ) -> None:
         """Note an offer of blocks."""
         self._book_skips(span, result, keys, device_blocks, again)
