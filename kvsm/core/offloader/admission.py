@@ -79,12 +79,9 @@ def ask(
         counts = _admitted(policy, offered, [count for _, count in asked], free, room.protected)
         cut = [(run, count) for (run, most), count in zip(asked, counts) if count < most]
         lost += [place for run, count in cut for place in run.places[count:]]
-    gone = {keys[place] for place in lost}
-    for run in runs:
-        if run.parent in gone:
-            lost += run.places
-            gone.update([keys[place] for place in run.places])
     refused = set(lost)
+    while behind := _behind(runs, {keys[place] for place in refused}) - refused:
+        refused |= behind
     unasked = {place for run in runs for place in run.places[run.asked :]} - refused
     return NotStored(sorted(refused), sorted(unasked))
 
@@ -120,6 +117,11 @@ def _runs(
             runs.append(_Run(parent, places, min(len(places), room)))
             room -= runs[-1].asked
     return runs, unreachable
+
+
+def _behind(runs: Sequence[_Run], refused: Collection[bytes]) -> set[int]:
+    """Return the places of the runs whose parent is one of these keys."""
+    return {place for run in runs if run.parent in refused for place in run.places}
 
 
 def _admitted(

@@ -30,7 +30,7 @@ from kvsm.core.policies.policy_copies import Column, PolicyCopy, Written
 from kvsm.core.policies.reuse_ages import Numbers, ReuseAges
 from kvsm.core.policies.seen_keys import SeenKeys, Uses
 from kvsm.core.policies.slot_queue import SlotQueue
-from kvsm.ids import NO_IDS, SMALL, IdArray
+from kvsm.ids import NO_IDS, IdArray, cut
 
 _QUEUES = 3
 """Queue i has the blocks with i uses; the last queue also those with more."""
@@ -138,7 +138,7 @@ class AutoPolicy(EvictionPolicy):
 
     def choose(self, count: int, protected: Collection[int]) -> Choice | None:
         victims = self._candidates(count, protected)[0]
-        return Choice(_ids(victims), NO_IDS) if len(victims) == count else None
+        return Choice(cut(victims, 0, count), NO_IDS) if len(victims) == count else None
 
     def admits(
         self, keys: Sequence[bytes], runs: Sequence[int], free: int, protected: Collection[int]
@@ -251,7 +251,7 @@ class AutoPolicy(EvictionPolicy):
         for number, queue in enumerate(self._queues):
             some = slots[uses == number]
             if len(some):
-                queue.insert(_ids(some[::-1]), parent)
+                queue.insert(cut(some[::-1], 0, len(some)), parent)
 
     def _candidates(self, count: int, protected: Collection[int]) -> tuple[Numbers, Floats]:
         """Return up to `count` idle blocks that are not protected, in the order of eviction, and for each the
@@ -269,11 +269,6 @@ class AutoPolicy(EvictionPolicy):
     def _worth_of(self, slots: Numbers) -> Floats:
         uses, last = self._uses_of(slots)
         return self._ages.worth(uses, self._clock - last)
-
-
-def _ids(slots: Numbers) -> IdArray:
-    """Return slots as `kvsm.ids` wants so many: a tuple of a few, an array of more."""
-    return slots if len(slots) > SMALL else tuple(slots.tolist())
 
 
 def _numbers(slots: IdArray) -> Numbers:

@@ -71,6 +71,11 @@ def test_a_run_behind_a_refused_block_is_refused() -> None:
     assert places(KEYS, {0: b"", 2: b"b"}, [1, 2]) == [1, 2, 3]
 
 
+def test_runs_at_earlier_places_than_their_refused_parents_are_refused() -> None:
+    """Requests that share new blocks may offer them in any order: `a` continues `b`, which continues `c`."""
+    assert places(KEYS, {0: b"b", 1: b"c", 2: b""}, [1, 1, 0]) == [0, 1, 2, 3]
+
+
 def test_a_run_whose_parent_is_not_on_the_host_is_refused_without_asking() -> None:
     assert places(KEYS, {0: b"gone", 2: b"here"}, [2]) == [0, 1]
 
@@ -103,10 +108,13 @@ def test_a_wrong_answer_is_refused(answer: list[int]) -> None:
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.randoms())
 def test_no_admitted_block_follows_a_refused_one(lengths: list[int], random: Random) -> None:
-    """Nothing could hit it."""
+    """Nothing could hit it. The block before a run may be at an earlier or a later place of the offer."""
     keys = [b"%d" % place for place in range(sum(lengths))]
     firsts = [sum(lengths[:number]) for number in range(len(lengths))]
-    parents = {first: random.choice([b"", b"here", b"gone", *keys[:first]]) for first in firsts}
+    parents = {
+        first: random.choice([b"", b"here", b"gone", *keys[:first], *keys[first + length :]])
+        for first, length in zip(firsts, lengths)
+    }
     policy = Stingy(1)
 
     def admits(_keys: object, runs: Sequence[int], *_: object) -> list[int]:
