@@ -59,10 +59,13 @@ def check_kept(
 
 
 def refused_keys(name: str, log: Sequence[OffloadingEvent]) -> set[bytes]:
-    """Return the keys of this request that the policy refused since the request arrived."""
+    """Return the keys that the policy refused since the request had to offer all its blocks: it arrived, was
+    preempted, or the cache was reset."""
     refused = set[bytes]()
     for event in reversed(log):
-        if isinstance(event, ev.RequestArrived) and event.request == name:
+        if isinstance(event, ev.CacheReset):
+            break
+        if isinstance(event, ev.RequestArrived | ev.RequestPreempted) and event.request == name:
             break
         if isinstance(event, ev.StoreSkipped) and event.reason is SkipReason.NOT_ADMITTED:
             owned = [owner for owner, count in event.owners for _ in range(count)]
