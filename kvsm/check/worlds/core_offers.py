@@ -11,6 +11,7 @@ from typing import NamedTuple
 from kvsm.check.worlds.core_bench import CoreActions
 from kvsm.check.worlds.core_books import BookedCopy, Offered
 from kvsm.core.offloader import PreparedStore
+from kvsm.core.offloader.admission import may_refuse
 from kvsm.errors import PropertyBroken
 from kvsm.events import BlocksTouched, Owners, SkipReason, StorePlanned, StoreSkipped
 from kvsm.ids import to_list
@@ -189,9 +190,12 @@ class OfferActions(CoreActions):
         room = self._room(expected.resident)
         keys = [key for key, _ in offered]
         blocks = [block for _, chunk in offered for block in chunk]
-        events = len(self.log)
+        events, free = len(self.log), len(self.books.free)
         outcome = self.core.store(owners, keys, blocks)
-        stored, waiting = expected.storable[:room], sorted(expected.deferred + expected.storable[room:])
+        refused = self._refused(outcome, expected.storable, free)
+        stored = [place for place in expected.storable[:room] if place not in refused]
+        without_room = [place for place in expected.storable[room:] if place not in refused]
+        waiting = sorted(expected.deferred + without_room)
         if list(outcome.stored) != stored or list(outcome.deferred) != waiting:
             message = f"of {keys}, {list(outcome.stored)} are stored and {outcome.deferred} deferred"
             raise PropertyBroken(Property.STORED_ONCE, f"{message}; the books say {stored} and {waiting}")
@@ -200,9 +204,20 @@ class OfferActions(CoreActions):
             message = f"{outcome} does not name what is stored of {keys}"
             raise PropertyBroken(Property.STORED_ONCE, message)
         stale = [keys[place] for place in expected.stale]
-        self._check_events(owners, events, [keys[place] for place in waiting], stale, expected.resident)
+        left = [keys[place] for place in (*waiting, *refused)]
+        self._check_events(owners, events, left, stale, expected.resident)
         self._book_store(outcome, expected.resident, [offered[place] for place in stored])
-        self._offer_again(owners, keys, blocks, {*waiting, *expected.stale})
+        if not refused:  # The policy may admit now what it has just refused.
+            self._offer_again(owners, keys, blocks, {*waiting, *expected.stale})
+
+    def _refused(self, outcome: PreparedStore, storable: Sequence[int], free: int) -> set[int]:
+        """The places of an offer that the policy refused. It may refuse only if the offer needs evictions."""
+        refused = set(outcome.refused)
+        may = may_refuse(self.core.ledger.policy) and len(storable) > free
+        if refused and not (may and refused.issubset(storable)):
+            message = f"places {sorted(refused)} are refused; {storable} are new, and {free} slots are free"
+            raise PropertyBroken(Property.STORED_ONCE, message)
+        return refused
 
     def _room(self, resident: set[bytes]) -> int:
         """How many slots a store may use: free ones and evictable ones, except those of the offer itself."""
@@ -240,7 +255,7 @@ class OfferActions(CoreActions):
         """Check that the log names each key that is not stored once, with a reason and its owner (S13).
 
         first: the index of the offer's first event in the log.
-        left, stale: the keys that must wait, and the keys whose bytes are from an older epoch.
+        left, stale: the keys that must wait or are refused, and the keys whose bytes are from an older epoch.
         """
         skipped: list[bytes] = []
         dropped: list[bytes] = []

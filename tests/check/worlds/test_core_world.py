@@ -21,13 +21,14 @@ from kvsm.check.walks.reduce import rerun
 from kvsm.check.walks.walk import random_of, walk
 from kvsm.check.worlds.core_options import CoreOptions, draw_options
 from kvsm.check.worlds.core_world import CoreWorld
+from kvsm.check.worlds.refusing_policy import REFUSING
 from kvsm.check.worlds.world import Action
 from kvsm.core.kv_events import Publisher
 from kvsm.core.ledger import Provenance, requests, transfers
 from kvsm.core.offloader import Offloader, storing
 from kvsm.core.policies.lru import LRUPolicy
 from kvsm.errors import PropertyBroken
-from kvsm.events import KINDS, OffloadingEvent
+from kvsm.events import KINDS, OffloadingEvent, SkipReason, StoreSkipped
 from kvsm.properties import Property
 
 SMALL = CoreOptions(host_blocks=2, chunks=2, workers=1, requests=1, prompts=1, length=2)
@@ -51,6 +52,22 @@ def test_the_core_keeps_every_promise() -> None:
     assert result.failure is None, result.failure
     assert result.operations >= 15_000
     assert result.most_in_flight >= 4
+
+
+@pytest.mark.parametrize("policy", ["auto", REFUSING])
+def test_the_core_keeps_every_promise_while_its_policy_refuses_blocks(policy: str) -> None:
+    """A refused block is neither stored nor deferred, and the log gives the reason (S13)."""
+    logs = list[list[OffloadingEvent]]()
+
+    def world(random: Random) -> CoreWorld:
+        drawn = CoreWorld(msgspec.structs.replace(draw_options(random), policy=policy))
+        logs.append(drawn.events)
+        return drawn
+
+    result = walk(world, seed=20, operations=15_000)
+    assert result.failure is None, result.failure
+    skips = [event for log in logs for event in log if isinstance(event, StoreSkipped)]
+    assert any(skip.reason is SkipReason.NOT_ADMITTED for skip in skips)
 
 
 def test_a_walk_meets_every_event_and_nearly_every_edge() -> None:
@@ -112,6 +129,7 @@ _LOG_OF_A_WALK = """
 from random import Random
 from kvsm.check.worlds.core_options import CoreOptions
 from kvsm.check.worlds.core_world import CoreWorld
+from kvsm.check.worlds.refusing_policy import REFUSING
 world, random = CoreWorld(CoreOptions(policy="arc")), Random(4)
 for _ in range(400):
     world.do(world.draw(random))
@@ -334,6 +352,29 @@ def say_nothing_of_what_finds_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def say_nothing_of_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(
+        monkeypatch,
+        storing._store,
+        "_skip_places(core, owners, keys, refused, SkipReason.NOT_ADMITTED, ())",
+        "pass",
+    )
+
+
+def refuse_where_all_blocks_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The core refuses a block although its policy admits all."""
+    plant(
+        monkeypatch,
+        storing._store,
+        "answer = _ask(core, owners, keys, new, deferred, parents, protected, required)",
+        "answer = NotStored(new[:1])",
+    )
+
+
+def store_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, storing._store, "difference(refused, unasked)", "difference(unasked)")
+
+
 @pytest.mark.parametrize(
     ("bug", "properties", "seed"),
     [
@@ -358,6 +399,7 @@ def say_nothing_of_what_finds_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
         (import_what_is_in_flight, "S8 S13", 0),
         (evict_for_its_own_import, "S1 S7 S13", 0),
         (say_nothing_of_what_finds_no_room, "S13", 3),
+        (refuse_where_all_blocks_are_wanted, "S13", 0),
     ],
 )
 def test_a_walk_finds(bug: Plant, properties: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -366,6 +408,16 @@ def test_a_walk_finds(bug: Plant, properties: str, seed: int, monkeypatch: pytes
     failure = walk(drawn_world, seed=seed, operations=60_000).failure
     assert failure is not None
     assert failure.finding.property.id in properties.split(), failure.finding
+
+
+@pytest.mark.parametrize("bug", [say_nothing_of_a_refusal, store_what_is_refused])
+def test_a_walk_whose_policy_refuses_blocks_finds(bug: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No doubled or lost store (S13)."""
+    bug(monkeypatch)
+    options = CoreOptions(policy=REFUSING)
+    failure = walk(lambda _: CoreWorld(options), seed=0, operations=5_000).failure
+    assert failure is not None
+    assert failure.finding.property is Property.STORED_ONCE
 
 
 def test_a_second_reset_that_answers_otherwise_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
