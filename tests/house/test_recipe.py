@@ -14,6 +14,8 @@ from typing import NamedTuple
 import pytest
 from places import ROOT
 
+from examples import TODAY
+
 MOST_FILES = 7
 """Files of the package that a new kind of event may touch."""
 
@@ -84,7 +86,8 @@ def test_the_recipe_of_a_new_event_is_right(tmp_path: Path) -> None:
 
 
 def tried(tree: Path, *tests: str) -> subprocess.CompletedProcess[str]:
-    return python(tree, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *tests)
+    options = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"--hypothesis-seed={TODAY}")
+    return python(tree, "-m", "pytest", *options, *tests)
 
 
 def python(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -55,7 +55,7 @@ def checks(house: House) -> dict[str, str]:
 def selected(names: Iterable[str], *chosen: str) -> list[str]:
     """The arguments with which Python runs these tests."""
     files = sorted(str(path) for name in names for path in (ROOT / "tests").rglob(f"test_{name}.py"))
-    return ["-m", "pytest", "-p", "no:cacheprovider", *chosen, *files]
+    return ["-m", "pytest", "-p", "no:cacheprovider", f"--hypothesis-seed={TODAY}", *chosen, *files]
 
 
 def test_no_access_is_wrong_and_no_behaviour_undefined(house: House, checks: dict[str, str]) -> None:
