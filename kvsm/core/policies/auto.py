@@ -3,8 +3,8 @@
 There is an LRU queue for blocks with no use, with one, and with two or more. `ReuseAges` learns the *worth*
 of a block from its number of uses and its age: the chance of a use per unit of time in its slot. It learns
 from the ages at which blocks are used again, in the pool or after they were evicted or refused (`SeenKeys`).
-The next victim is the head with the lowest worth. A block is stored if it is worth at least as much as the
-victim that it would replace.
+The next victim is the block with the lowest worth, among the leaves (`Chains`) at the heads of the queues. A
+block is stored if it is worth at least as much as the victim that it would replace.
 
 So the policy adapts to the workload. Where most blocks are used again soon or never, the worth falls with the
 age: that is LRU. Where sessions take turns, the worth rises as the next turn comes near: stored blocks stay,
@@ -19,12 +19,15 @@ blocks again at its end: the age between them says nothing about later requests.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from heapq import heappop, heappush
 from itertools import accumulate
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from kvsm.core.policies.chains import Chains
 from kvsm.core.policies.eviction_policy import Choice, EvictionPolicy
 from kvsm.core.policies.policy_copies import Column, PolicyCopy, Written
 from kvsm.core.policies.reuse_ages import Numbers, ReuseAges
@@ -44,21 +47,37 @@ _LEARN_EVERY, _LEARN_LEAST = 4, 32
 by the second one at least."""
 _SAMPLED = 1 << 14
 """An estimate samples up to this many stored blocks, and as many remembered keys."""
+_LOOKED_AT, _LOOKED_AT_LEAST = 4, 64
+"""To choose victims, look at this many blocks of each queue per victim, and at so many more. If there are too
+few leaves among them, some victims are not leaves; else the time of a choice would have no bound."""
 _LATEST = 1 << 62
 """No clock gets there."""
 
 Floats = NDArray[np.float64]
 
 
+class _Ranked(NamedTuple):
+    """Idle blocks in the order of eviction, without regard to their children: slot, worth and last use."""
+
+    slots: Numbers
+    worth: Floats
+    last: Numbers
+
+
 class AutoState(msgspec.Struct, array_like=True):
     """The state that `snapshot` saves, and the parts of `freeze`, in order: the slots of each queue, the uses
-    and last use of each slot, the columns of `SeenKeys`, the estimates (`ReuseAges`), and the clock."""
+    and last use of each slot, the columns of `Chains` and `SeenKeys`, the estimates (`ReuseAges`), and the
+    clock."""
 
     never: bytes
     once: bytes
     often: bytes
     uses: bytes
     last: bytes
+    since: bytes
+    parent: bytes
+    parent_since: bytes
+    children: bytes
     fingerprints: bytes
     seen_uses: bytes
     seen_last: bytes
@@ -73,6 +92,7 @@ class AutoPolicy(EvictionPolicy):
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._queues = [SlotQueue(capacity) for _ in range(_QUEUES)]
+        self._chains = Chains(capacity)
         self._seen = SeenKeys(max(capacity, min(_REMEMBERED_PER_SLOT * capacity, _REMEMBERED_MOST)))
         self._ages = ReuseAges(_QUEUES, capacity)
         self._same_use = capacity // _SAME_USE
@@ -96,6 +116,7 @@ class AutoPolicy(EvictionPolicy):
         if not len(slots):
             return
         numbers = _numbers(slots)
+        self._chains.add(numbers, parent, self._clock)
         self._uses.put(numbers, self._count_use(self._seen.take(keys)))
         self._note_use(numbers)
         self._enter(numbers, parent)
@@ -122,6 +143,7 @@ class AutoPolicy(EvictionPolicy):
         for queue in self._queues:
             queue.remove(slots)
         numbers = _numbers(slots)
+        self._chains.remove(numbers)
         self._uses.put(numbers, 0)
         self._last.put(numbers, 0)
 
@@ -132,6 +154,7 @@ class AutoPolicy(EvictionPolicy):
     def clear(self) -> None:
         for queue in self._queues:
             queue.refill(NO_IDS)
+        self._chains.clear()
         self._seen.clear()
         self._ages.clear()
         self._empty()
@@ -185,9 +208,11 @@ class AutoPolicy(EvictionPolicy):
         orders = saved.never, saved.once, saved.often
         for queue, order in zip(self._queues, orders):
             queue.restore(order)
-        columns = saved.uses, saved.last, saved.fingerprints, saved.seen_uses, saved.seen_last
-        for column, values in zip(self._columns(), columns):
+        chains = saved.since, saved.parent, saved.parent_since, saved.children
+        seen = saved.fingerprints, saved.seen_uses, saved.seen_last
+        for column, values in zip(self._columns(), (saved.uses, saved.last, *chains, *seen)):
             column.restore(values)
+        self._chains.check()
         self._ages.restore(saved.ages)
         self._clock, self._since_learned = saved.clock, saved.since_learned
         if not 0 < self._clock < _LATEST or not 0 <= self._since_learned < _LATEST:
@@ -201,7 +226,7 @@ class AutoPolicy(EvictionPolicy):
                 raise ValueError("the snapshot has blocks that were used before or after all uses")
 
     def _columns(self) -> tuple[Column, ...]:
-        return (self._uses, self._last, *self._seen.columns())
+        return (self._uses, self._last, *self._chains.columns(), *self._seen.columns())
 
     def _uses_of(self, slots: Numbers) -> Uses:
         return Uses(self._uses.values[slots].astype(np.int64), self._last.values[slots])
@@ -254,17 +279,51 @@ class AutoPolicy(EvictionPolicy):
                 queue.insert(cut(some[::-1], 0, len(some)), parent)
 
     def _candidates(self, count: int, protected: Collection[int]) -> tuple[Numbers, Floats]:
-        """Return up to `count` idle blocks that are not protected, in the order of eviction, and for each the
-        highest worth of the blocks up to it in its queue.
+        """Return up to `count` idle blocks that are not protected, to evict in this order, and their worths.
 
-        The queues are merged, each from its head on; ties go to the least recently used block.
+        The worths ascend. The queues are merged, each from its head on; ties go to the least recently used
+        block. A block has its turn after its last child.
         """
-        slots = [_numbers(queue.first(count, protected)) for queue in self._queues]
-        worth = [np.maximum.accumulate(self._worth_of(some)) for some in slots]
-        last = [np.maximum.accumulate(self._last.values[some]) for some in slots]
-        all_slots, all_worth = np.concatenate(slots), np.concatenate(worth)
-        order = np.lexsort((np.concatenate(last), all_worth))[:count]
-        return all_slots[order], all_worth[order]
+        looked_at = _LOOKED_AT * count + _LOOKED_AT_LEAST
+        heads = [_numbers(queue.first(looked_at, protected)) for queue in self._queues]
+        slots = np.concatenate(heads)
+        worth = np.concatenate([np.maximum.accumulate(self._worth_of(some)) for some in heads])
+        last = np.concatenate([np.maximum.accumulate(self._last.values[some]) for some in heads])
+        order = np.lexsort((last, worth))
+        ranked = _Ranked(slots[order], worth[order], last[order])
+        chosen, worths = self._children_first(min(count, len(slots)), ranked)
+        return ranked.slots[chosen], np.array(worths)
+
+    def _children_first(self, count: int, ranked: _Ranked) -> tuple[list[int], list[float]]:
+        """Return the places of `count` ranked blocks, each after its children if possible, and their worths.
+
+        They go in the order of their rank, but a block waits for its last child. If each block that is left
+        has children that are not among the ranked ones, the first of them goes.
+        """
+        children = self._chains.children_of(ranked.slots)
+        leaves = np.flatnonzero(children == 0)[:count].tolist()
+        worth, last = ranked.worth.tolist(), ranked.last.tolist()
+        heap = [(worth[place], last[place], place) for place in leaves]  # It is sorted, so it is a heap.
+        parents, left = self._chains.parents_of(ranked.slots).tolist(), children.tolist()
+        place_of = {slot: place for place, slot in enumerate(ranked.slots.tolist())}
+        chosen, worths, highest, next_place = list[int](), list[float](), 0.0, 0
+        gone = set[int]()
+        while len(chosen) < count:
+            if heap:
+                highest, _, place = heappop(heap)
+            else:
+                while next_place in gone:
+                    next_place += 1
+                place, highest = next_place, max(highest, worth[next_place])
+            gone.add(place)
+            chosen.append(place)
+            worths.append(highest)
+            parent = place_of.get(parents[place])
+            if parent is not None and parent not in gone:
+                left[parent] -= 1
+                if not left[parent]:
+                    heappush(heap, (max(highest, worth[parent]), last[parent], parent))
+        return chosen, worths
 
     def _worth_of(self, slots: Numbers) -> Floats:
         uses, last = self._uses_of(slots)

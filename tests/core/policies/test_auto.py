@@ -17,10 +17,12 @@ from kvsm.check.worlds.refusing_policy import REFUSING
 from kvsm.core.offloader import Offloader
 from kvsm.core.policies import make_policy
 from kvsm.core.policies.auto import AutoPolicy, AutoState
+from kvsm.core.policies.chains import Chains
 from kvsm.core.policies.policy_copies import Column
 from kvsm.core.policies.reuse_ages import ReuseAges, ReuseAgesState
 from kvsm.core.policies.seen_keys import SeenKeys, _hashes
 from kvsm.events import OffloadConfig
+from kvsm.ids import listed
 from kvsm.testing import OffloadMachine
 
 # What it serves.
@@ -243,6 +245,94 @@ def test_the_table_of_seen_keys_forgets_the_oldest_of_a_row(batches: list[list[i
         assert list(zip(found.uses.tolist(), found.last.tolist())) == known
 
 
+CHAINED = 8
+ADDED = st.tuples(st.lists(st.integers(0, CHAINED - 1), min_size=1, unique=True), st.integers(0, CHAINED - 1))
+REMOVED = st.lists(st.integers(0, CHAINED - 1), unique=True)
+
+
+class ChainsModel:
+    """The parent of each stored block: (slot, when it was stored)."""
+
+    def __init__(self) -> None:
+        self.stored = dict[int, int]()
+        self.parents = dict[int, tuple[int, int]]()
+
+    def add(self, slots: Sequence[int], parent: int | None, now: int) -> None:
+        for slot in slots:
+            if parent in self.stored:
+                assert parent is not None
+                self.parents[slot] = (parent, self.stored[parent])
+            self.stored[slot], parent = now, slot
+
+    def remove(self, slot: int) -> None:
+        self.stored.pop(slot, None)
+        self.parents.pop(slot, None)
+
+    def parent_of(self, slot: int) -> int:
+        parent, since = self.parents.get(slot, (-1, 0))
+        return parent if self.stored.get(parent) == since else -1
+
+
+@given(st.lists(ADDED | REMOVED, max_size=30))
+def test_chains_know_parents_and_children_of_the_blocks_that_are_stored(
+    steps: list[list[int] | tuple[list[int], int]],
+) -> None:
+    """A slot that is used again has another block, without the children of the one before."""
+    chains, model = Chains(CHAINED), ChainsModel()
+    for now, step in enumerate(steps, 1):
+        if isinstance(step, tuple):
+            slots = [slot for slot in step[0] if slot not in model.stored]
+            if not slots:
+                continue
+            parent = None if step[1] in slots else step[1]
+            chains.add(np.array(slots, dtype=np.int64), parent, now)
+            model.add(slots, parent, now)
+        else:
+            chains.remove(np.array(step, dtype=np.int64))
+            for slot in step:
+                model.remove(slot)
+        parents = [model.parent_of(slot) for slot in range(CHAINED)]
+        assert chains.parents_of(np.arange(CHAINED)).tolist() == parents
+        assert chains.children_of(np.arange(CHAINED)).tolist() == [parents.count(n) for n in range(CHAINED)]
+
+
+@given(st.randoms(use_true_random=False))
+def test_a_block_is_evicted_after_all_that_continue_it(random: Random) -> None:
+    """A block without its parent could not be hit. Blocks in use and protected ones stay."""
+    policy = AutoPolicy(64)
+    stored, used = dict[int, int | None](), set[int]()
+    for _ in range(60):
+        free = [slot for slot in range(64) if slot not in stored]
+        parent = random.choice([None, *stored]) if stored else None
+        run = free[: random.randint(0, 9)]
+        policy.admitted(tuple(run), [b"%d" % random.randrange(200) for _ in run], parent)
+        stored |= dict(zip(run, [parent, *run]))
+        for slot in random.sample(sorted(used), random.randint(0, len(used))):
+            policy.idle((slot,))
+            used.remove(slot)
+        for slot in random.sample(sorted(stored), min(len(stored), 3)):
+            if slot not in used and random.random() < 0.5:
+                policy.busy((slot,))
+                used.add(slot)
+        protected = set(random.sample(range(64), 3))
+        choice = policy.choose(random.randint(1, 12), protected)
+        if choice is not None:
+            check_evicted(listed(choice.victims), stored, used | protected)
+            policy.evicted(choice, [b"%d" % random.randrange(200) for _ in choice.victims])
+
+
+def check_evicted(victims: Sequence[int], stored: dict[int, int | None], kept: set[int]) -> None:
+    """Check that each victim has no children unless nothing else is left, and take it out of `stored`."""
+    for victim in victims:
+        assert victim not in kept
+        leaves = stored.keys() - kept - set(stored.values())
+        assert victim in leaves or not leaves
+        del stored[victim]
+        for slot, parent in stored.items():
+            if parent == victim:
+                stored[slot] = None
+
+
 def test_a_snapshot_of_another_pool_is_refused() -> None:
     with pytest.raises(ValueError, match="has 200 numbers; this pool needs 100"):
         make_policy("auto", 100).restore(make_policy("auto", 200).snapshot())
@@ -255,6 +345,7 @@ def test_a_snapshot_of_another_pool_is_refused() -> None:
         {"seen_uses": b"\3" * 32},
         {"last": (9).to_bytes(8, "little") * 8},
         {"seen_last": (-1).to_bytes(8, "little", signed=True) * 32},
+        {"parent": (8).to_bytes(4, "little") * 8},
         {"clock": 0},
         {"clock": 1 << 63},
         {"since_learned": -1},

@@ -1,0 +1,80 @@
+"""`Chains`: which stored block continues which in a prompt.
+
+A request that hits a block also hits all blocks before it. So a block without its parent cannot be hit, and a
+parent is worth at least as much as each of its children. A policy that evicts *leaves* only, blocks without a
+child on the host, never leaves a block there that cannot be hit.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsm.core.policies.policy_copies import Column
+
+Numbers = NDArray[np.int64]
+
+
+class Chains:
+    """The parent and the number of children of each block that is stored in a pool of `capacity` slots.
+
+    A slot is named with the time at which its block was stored. So what was known of a block ends with it,
+    without a search for its children. Each slot takes 24 bytes.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all blocks."""
+        self._since = Column(self._capacity, "<i8")
+        """When the block of each slot was stored; 0 for an empty slot."""
+        self._parent, self._parent_since = Column(self._capacity, "<u4"), Column(self._capacity, "<i8")
+        """The parent of each block; since 0 if it has none."""
+        self._children = Column(self._capacity, "<i4")
+
+    def add(self, slots: Numbers, parent: int | None, now: int) -> None:
+        """Add consecutive blocks of a prompt, stored at a time above 0 at which no others are stored.
+
+        parent: the slot of the block before slots[0]; None: there is none.
+        """
+        self._since.put(slots, now)
+        self._parent_since.put(slots, now)
+        self._parent.put(slots[1:], slots[:-1])
+        self._children.put(slots[:-1], 1)
+        self._children.put(slots[-1:], 0)
+        before = 0 if parent is None else int(self._since.values[parent])
+        self._parent_since.put(slots[:1], before)
+        if parent is not None and before:
+            self._parent.put(slots[:1], parent)
+            self._count(np.array([parent]), 1)
+
+    def remove(self, slots: Numbers) -> None:
+        """Forget blocks that are no longer stored. Their children, if any, have no parent from now on."""
+        parents = self.parents_of(slots)
+        self._count(parents[parents >= 0], -1)
+        for column in (self._since, self._parent_since, self._children):
+            column.put(slots, 0)
+
+    def parents_of(self, slots: Numbers) -> Numbers:
+        """Return the slot of each block's parent; -1 if it has none that is stored."""
+        parents, since = self._parent.values[slots].astype(np.int64), self._parent_since.values[slots]
+        return np.where((since > 0) & (since == self._since.values[parents]), parents, -1)
+
+    def children_of(self, slots: Numbers) -> Numbers:
+        """Return how many children of each block are stored."""
+        return self._children.values[slots].astype(np.int64)
+
+    def columns(self) -> tuple[Column, ...]:
+        """All columns, for a copy of the state."""
+        return (self._since, self._parent, self._parent_since, self._children)
+
+    def check(self) -> None:
+        """Raise `ValueError` if restored columns name a slot that the pool does not have."""
+        if self._parent.values.max(initial=0) >= self._capacity:
+            raise ValueError(f"the snapshot has parents outside of the {self._capacity} slots")
+
+    def _count(self, parents: Numbers, change: int) -> None:
+        distinct, times = np.unique(parents, return_counts=True)
+        self._children.put(distinct, self._children.values[distinct] + change * times)
