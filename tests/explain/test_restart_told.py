@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 from replay_life import Life, key
 
+import kvsm
 from kvsm.cli import main
 from kvsm.core.ledger import Ledger
 from kvsm.core.log import LogReader
@@ -113,3 +114,13 @@ def test_a_fork_goes_on_over_a_restart(log: Path, tmp_path: Path) -> None:
 def test_nothing_survives_of_an_empty_pool() -> None:
     left = survivors(Ledger(Life().config))
     assert left.told() == "0 blocks kept, 0 not"
+
+
+def test_blocks_that_a_restart_ends_have_the_time_of_the_event_before_it(log: Path) -> None:
+    """As transfers and requests have. No process ran in between, so no time may pass there."""
+    with kvsm.open(log) as opened:
+        rows = opened.sql(
+            "SELECT gone_ns, wall_ns FROM blocks JOIN events ON event = gone - 1 WHERE why = 'restart'"
+        ).fetchall()
+    assert len(rows) == 3
+    assert all(gone_ns == before_ns for gone_ns, before_ns in rows)

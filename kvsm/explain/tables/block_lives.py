@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from kvsm.core.kv_events import GROUP_INDEX_BYTES
 from kvsm.core.ledger import Ledger
-from kvsm.events import BlocksEvicted, HitMatched, RequestAdmitted, Restarted, StorePlanned, StoreSkipped
+from kvsm.events import BlocksEvicted, HitMatched, RequestAdmitted, StorePlanned, StoreSkipped
 from kvsm.explain.tables.key_history import KeyHistory
 from kvsm.explain.tables.row_kinds import BlockRunRow, Gone
 from kvsm.explain.tables.sqlite_tables import RUN_BLOCKS, TableWriter
@@ -271,12 +271,15 @@ class BlockLives:
         """End all lives, because an event removed all keys. Returns the number of lives."""
         return self._all_end(ledger, np.arange(len(self._life)), end)
 
-    def cut_off(self, ledger: Ledger, event: Restarted) -> None:
-        """End the lives of the blocks whose stores a restart cut off."""
+    def cut_off(self, ledger: Ledger, restart: int, wall_ns: int) -> None:
+        """End the lives of the blocks whose stores the event `restart` cut off.
+
+        wall_ns: the time of the last event before it, because no process ran in between.
+        """
         gone = np.flatnonzero((self._life > 0) & ~are_indexed(ledger.blocks.view))
         stores = ledger.generation_view[gone]
         for store in np.unique(stores).tolist():
-            end = LifeEnd(event.seq, event.wall_ns, Gone.RESTART, store, self._origins[store].requests)
+            end = LifeEnd(restart, wall_ns, Gone.RESTART, store, self._origins[store].requests)
             self._all_end(ledger, gone[stores == store], end)
 
     def _all_end(self, ledger: Ledger, slots: _Ints, end: LifeEnd) -> int:

@@ -436,7 +436,8 @@ class Extractor:
     def _restarted(self, event: ev.Restarted) -> None:
         """Cut off all requests and transfers that the last process left open."""
         self._copies.clear()
-        at, left = Moved(event.seq, event.step, self._last.wall_ns or event.wall_ns), self._survivors
+        ended_ns = self._last.wall_ns or event.wall_ns
+        at, left = Moved(event.seq, event.step, ended_ns), self._survivors
         assert left is not None
         row = RestartRow(
             event.seq,
@@ -452,7 +453,7 @@ class Extractor:
             len(self._requests),
         )
         self._tables.add("restarts", row)
-        self._lives.cut_off(self.ledger, event)
+        self._lives.cut_off(self.ledger, event.seq, ended_ns)
         for transfer in list(self._flights):
             self._land(self._flights.pop(transfer), CUT_OFF, at)
         for request in list(self._requests.values()):
