@@ -13,6 +13,9 @@ from kvsm.events import OffloadConfig
 MOST = 1 << 12
 """The upper limit of each size."""
 
+_BLOCK_BYTES = 3000
+"""Bytes of a device block. No decision depends on them; the metrics of bytes do."""
+
 LIVE, OVER, LOST = -1, -2, -3
 """Stand for a size that is the present number of live, ended or lost copies."""
 
@@ -52,6 +55,7 @@ class CoreOptions(msgspec.Struct, frozen=True, kw_only=True):
         return OffloadConfig(
             host_blocks=self.host_blocks,
             device_blocks=self.chunks * self.blocks_per_chunk,
+            block_bytes=_BLOCK_BYTES,
             workers=self.workers,
             blocks_per_chunk=self.blocks_per_chunk,
             policy=self.policy,

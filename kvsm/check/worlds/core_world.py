@@ -25,6 +25,8 @@ from kvsm.check.worlds.core_options import LIVE, OVER, CoreOptions, action_kinds
 from kvsm.check.worlds.core_requests import RequestActions
 from kvsm.check.worlds.describing import describe_ledger
 from kvsm.check.worlds.metric_oracles import check_metrics
+from kvsm.check.worlds.past_log import PastLog, in_time
+from kvsm.check.worlds.past_metrics import check_past_metrics
 from kvsm.check.worlds.world import Action
 from kvsm.core.ledger import Ledger
 from kvsm.core.ledger.invariants import Violation, check_ledger, check_rest
@@ -224,10 +226,12 @@ class CoreWorld:
     def _check_fold(self) -> None:
         folded = Ledger(self.core.config)
         metrics = Metrics(folded)
-        for event in self.events:
+        timed = in_time(self.events)
+        for event in timed:
             folded.apply(event)
             metrics.append(event)
-        check_metrics(metrics, self.events)
+        check_metrics(metrics, timed)
+        check_past_metrics(metrics, PastLog(self.core.config, timed))
         if digest(folded) != digest(self.core.ledger):
             raise PropertyBroken(Property.EVENTS_ARE_STATE, "the log folds to another state")
 

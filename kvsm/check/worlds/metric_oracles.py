@@ -1,8 +1,9 @@
 """A second count of the metrics that follow from events and ledger, to compare with `kvsm.explain.metrics`.
 
 Each metric is computed by itself, from the whole log or from all slots. So no count depends on another count
-or on running totals. The metrics in `BY_ENGINE` are compared with what the engine has counted
-(`run_figures`). No world judges those in `UNJUDGED`, which has the reasons.
+or on running totals. Metrics of whole transfers, waits and admissions have their oracles in `past_metrics`,
+and the metrics in `BY_ENGINE` are compared with what the engine has counted (`run_figures`). No world judges
+those in `UNJUDGED`, which has the reasons.
 
 The counts are compared at rest: then nothing is in flight and no request is left.
 """
@@ -144,20 +145,10 @@ BY_ENGINE = (
 )
 """Compared with what the engine of the world has counted."""
 
-_DISTRIBUTION = "a distribution; `tests/explain/test_metrics.py` judges it for chosen runs"
 _MEASURED = "measured in the connector, and not logged"
 _BESIDE = "counted outside the log; tests of the counting code judge it"
 UNJUDGED: Mapping[str, str] = {
-    "blocks_matched": "the engine counts device blocks, and this metric counts slots",
-    "deferrals_ended": "the metric itself decides why a deferral ended",
-    "transfers_ended": "the ledger decides the outcome; the blocks of completed ones are in `BY_ENGINE`",
-    "imports_ended": "as transfers_ended",
-    "transfers_abandoned": "as transfers_ended",
     **dict.fromkeys(("log_events_dropped", "log_broken"), "the writer counts it; `tests/core/log` judges it"),
-    **dict.fromkeys(
-        ("transfer_blocks", "transfer_bytes", "transfer_seconds", "transfer_steps"), _DISTRIBUTION
-    ),
-    **dict.fromkeys(("allocation_blocks", "deferral_ticks", "deferral_seconds"), _DISTRIBUTION),
     **dict.fromkeys(("copied_bytes", "copy_seconds", "copy_bytes", "lookup_seconds"), _MEASURED),
     **dict.fromkeys(("hand_overs_missed", "serves_without", "config_info"), _BESIDE),
     **dict.fromkeys(("disk_blocks", "disk_blocks_stored", "disk_blocks_loaded"), _BESIDE),

@@ -20,6 +20,9 @@ import msgspec
 
 from kvsm import events as ev
 from kvsm.check.worlds.metric_oracles import check_metrics
+from kvsm.check.worlds.past_log import PastLog, in_time
+from kvsm.check.worlds.past_metrics import check_past_metrics
+from kvsm.check.worlds.table_oracles import check_tables
 from kvsm.core.ledger import Ledger
 from kvsm.core.plan import TransferJob, WorkerReport
 from kvsm.errors import PropertyBroken
@@ -189,6 +192,10 @@ def _truth(noted: Sequence[AdmittedRequest | CopiedSlots]) -> dict[str, Any]:
     }
 
 
+_COUNTED_AGAIN = 6
+"""One of this many logs gets times, and is counted a second time as a whole. Its length decides which one."""
+
+
 @cache
 def _empty_tables() -> sqlite3.Connection:
     """Empty tables, to be copied: copying is faster than creating."""
@@ -200,6 +207,9 @@ def _empty_tables() -> sqlite3.Connection:
 
 def _figures(config: OffloadConfig, log: Sequence[OffloadingEvent]) -> dict[str, dict[str, Any]]:
     """Source of the figures ("metrics", "tables", "report") -> figure -> value."""
+    counts_again = len(log) % _COUNTED_AGAIN == 0
+    if counts_again:
+        log = in_time(log)
     connection, ledger = sqlite3.connect(":memory:"), Ledger(config)
     _empty_tables().backup(connection)
     tables, metrics = TableWriter(connection), Metrics(ledger)
@@ -209,6 +219,10 @@ def _figures(config: OffloadConfig, log: Sequence[OffloadingEvent]) -> dict[str,
         metrics.append(event)
     check_metrics(metrics, log)
     extractor.write_unfinished()
+    if counts_again:
+        past = PastLog(config, log)
+        check_past_metrics(metrics, past)
+        check_tables(connection, past)
     return {
         "metrics": _of_metrics(metrics.values()),
         "tables": _of_tables(connection),

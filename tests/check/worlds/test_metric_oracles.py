@@ -13,10 +13,11 @@ from kvsm.check.walks.walk import walk
 from kvsm.check.worlds.core_options import draw_options
 from kvsm.check.worlds.core_world import CoreWorld
 from kvsm.check.worlds.metric_oracles import BY_ENGINE, ORACLES, UNJUDGED
+from kvsm.check.worlds.past_metrics import PAST_ORACLES, agrees
 from kvsm.check.worlds.world import World
 from kvsm.explain import metrics
 from kvsm.explain.metric_table import EXPORTED
-from kvsm.explain.metrics import Metrics
+from kvsm.explain.metrics import HistogramValue, Metrics
 from kvsm.properties import Property
 
 
@@ -27,15 +28,17 @@ def core(random: Random) -> World:
 
 def test_every_exported_metric_has_an_oracle_or_a_reason_once() -> None:
     """Add an oracle for a new metric; a reason in `UNJUDGED` if no world can count it."""
-    assert sorted([*ORACLES, *BY_ENGINE, *UNJUDGED]) == sorted(EXPORTED)
+    assert sorted([*ORACLES, *PAST_ORACLES, *BY_ENGINE, *UNJUDGED]) == sorted(EXPORTED)
 
 
 def one_more(value: Any) -> Any:
-    """The value, with each number in it one larger."""
+    """The value, with each number in it one larger. A histogram has one more value in its first bucket."""
+    if isinstance(value, HistogramValue):
+        return msgspec.structs.replace(value, counts=(value.counts[0] + 1, *value.counts[1:]))
     return {name: one_more(one) for name, one in value.items()} if isinstance(value, dict) else value + 1
 
 
-@pytest.mark.parametrize("name", ORACLES)
+@pytest.mark.parametrize("name", [*ORACLES, *PAST_ORACLES])
 def test_a_metric_that_counts_one_too_many_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     values, gauges = Metrics.values, Metrics.gauges
 
@@ -57,6 +60,13 @@ def test_a_metric_that_counts_one_too_many_is_seen(name: str, monkeypatch: pytes
         (Metrics._skipped, "+= len(event.keys)", "+= 1"),
         (Metrics._load_planned, "if event.voided:", "if False:"),
         (Metrics._flushed, "+= len(event.transfers)", "+= 1"),
+        (Metrics._deferred, "self.ledger.tick, event.wall_ns", "0, event.wall_ns"),
+        (Metrics._end_waits, "max(0, event.wall_ns - wall_ns)", "event.wall_ns"),
+        (Metrics._reset, "flight.record.epoch == event.epoch - 1", "True"),
+        (Metrics._restarted, "self._count_end(flight, CUT_OFF)", "pass"),
+        (Metrics._store_planned, "* self.ledger.config.blocks_per_chunk", "* 1"),
+        (Metrics._submitted, "event.step, event.wall_ns", "0, event.wall_ns"),
+        (metrics._complete, "event.wall_ns - flight.wall_ns", "event.wall_ns"),
         (metrics.gauges, "blocks[BlockState.FREE] + blocks[BlockState.EVICTED]", "blocks[BlockState.FREE]"),
     ],
 )
@@ -65,3 +75,12 @@ def test_a_wrong_count_is_found(
 ) -> None:
     plant(monkeypatch, function, right, wrong)
     assert walk(core, 3, runs=12).failure is not None
+
+
+def test_each_part_of_a_histogram_is_compared() -> None:
+    """The number of values in each bucket, and their sum. A value at a bound is in the bucket below it."""
+    value = HistogramValue((1, 4), (2, 1, 1), 14)
+    assert agrees([0, 1, 4, 9], value)
+    assert not agrees([0, 1, 3, 10], HistogramValue((1, 4), (2, 1, 1), 13))
+    assert not agrees([0, 1, 5, 8], value)
+    assert not agrees({"a": [0, 1, 4, 9], "b": []}, {"a": value})
