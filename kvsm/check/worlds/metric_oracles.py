@@ -142,17 +142,23 @@ BY_ENGINE = (
     "blocks_copied_out",
     "blocks_asked",
     "matches",
+    "disk_blocks_stored",
+    "disk_blocks_loaded",
 )
 """Compared with what the engine of the world has counted."""
 
-_MEASURED = "measured in the connector, and not logged"
-_BESIDE = "counted outside the log; tests of the counting code judge it"
+_MEASURED = (
+    "a clock or the workers' own counts measure it, and no event has it; tests/in_vllm judges the sums"
+)
+_BY_WRITER = "the log cannot say what is missing from it: the writer counts, and tests/core/log judges it"
 UNJUDGED: Mapping[str, str] = {
-    **dict.fromkeys(("log_events_dropped", "log_broken"), "the writer counts it; `tests/core/log` judges it"),
+    **dict.fromkeys(("log_events_dropped", "log_broken"), _BY_WRITER),
     **dict.fromkeys(("copied_bytes", "copy_seconds", "copy_bytes", "lookup_seconds"), _MEASURED),
-    **dict.fromkeys(("hand_overs_missed", "serves_without", "config_info"), _BESIDE),
-    **dict.fromkeys(("disk_blocks", "disk_blocks_stored", "disk_blocks_loaded"), _BESIDE),
-    "disk_blocks_not_stored": _BESIDE,
+    "hand_overs_missed": "a refused hand-over leaves no event; tests/in_vllm refuse some, and count them",
+    "serves_without": "whether files can be used at the start: a fact of the machine, and no count of events",
+    "config_info": "copies options and adds up nothing",
+    "disk_blocks": "the size of the disk's index, which worlds compare with the slots on the disk",
+    "disk_blocks_not_stored": "the tier queues and drops blocks without an event; tests/tiers judges it",
 }
 """Metrics that no world judges, each with the reason."""
 

@@ -22,7 +22,9 @@ from kvsm import events as ev
 from kvsm.check.worlds.metric_oracles import check_metrics
 from kvsm.check.worlds.past_log import PastLog, in_time
 from kvsm.check.worlds.past_metrics import check_past_metrics
+from kvsm.check.worlds.report_oracles import check_report
 from kvsm.check.worlds.table_oracles import check_tables
+from kvsm.check.worlds.whatif_oracles import check_whatif
 from kvsm.core.ledger import Ledger
 from kvsm.core.plan import TransferJob, WorkerReport
 from kvsm.errors import PropertyBroken
@@ -36,8 +38,10 @@ from kvsm.explain.tables.opened import OpenedLog
 from kvsm.explain.tables.sqlite_tables import TableWriter, make_tables
 from kvsm.ids import to_list
 from kvsm.properties import Property
+from kvsm.tiers.disk_tier import TierCounts
 
 STORED, LOADED, COPIED_OUT, IMPORTED = "stored", "loaded", "copied out", "imported"
+ON_DISK = "stored on the disk"
 
 
 class AdmittedRequest(NamedTuple):
@@ -58,8 +62,9 @@ class AdmittedRequest(NamedTuple):
 class CopiedSlots(NamedTuple):
     """A copy that all ranks have ended well, and that was neither given up nor followed by a reset before.
 
-    way: `STORED`, `LOADED`, `COPIED_OUT` or `IMPORTED`. An import is recorded as `STORED`, too. `COPIED_OUT`
-        does not mean that the disk has the blocks: only the log of the disk says so.
+    way: `STORED`, `LOADED`, `COPIED_OUT`, `IMPORTED` or `ON_DISK`. An import is recorded as `STORED`, too. A
+        copy to the disk that ends well there is recorded as `COPIED_OUT` and `ON_DISK`, all others only as
+        `COPIED_OUT`: the host's log does not say whether the disk has the blocks.
     """
 
     way: str
@@ -175,13 +180,30 @@ class RunNotes:
                     raise PropertyBroken(Property.EVENTS_ARE_STATE, message)
         self._checked = log[-1]
 
+    def check_disk(self, counts: TierCounts, log: Sequence[OffloadingEvent]) -> None:
+        """Compare the counts of a disk tier with the engine's record, as `check` does with a log."""
+        if log and isinstance(log[0], ev.LogOpened):
+            slots = _slots([one.what for one in self._noted])
+            for figure, value in ((ON_DISK, counts.to_disk), (IMPORTED, counts.from_disk)):
+                if value != slots[figure]:
+                    message = (
+                        f"the disk tier says {value} for {figure}, and the engine counts {slots[figure]}"
+                    )
+                    raise PropertyBroken(Property.EVENTS_ARE_STATE, message)
 
-def _truth(noted: Sequence[AdmittedRequest | CopiedSlots]) -> dict[str, Any]:
-    admitted = [one for one in noted if isinstance(one, AdmittedRequest) and not one.resumed]
+
+def _slots(noted: Sequence[AdmittedRequest | CopiedSlots]) -> Counter[str]:
+    """Way -> the number of slots that were copied."""
     slots = Counter[str]()
     for one in noted:
         if isinstance(one, CopiedSlots):
             slots[one.way] += one.slots
+    return slots
+
+
+def _truth(noted: Sequence[AdmittedRequest | CopiedSlots]) -> dict[str, Any]:
+    admitted = [one for one in noted if isinstance(one, AdmittedRequest) and not one.resumed]
+    slots = _slots(noted)
     return {
         "admitted": len(admitted),
         "hits": sum(one.on_host > 0 for one in admitted),
@@ -192,7 +214,7 @@ def _truth(noted: Sequence[AdmittedRequest | CopiedSlots]) -> dict[str, Any]:
     }
 
 
-_COUNTED_AGAIN = 6
+_COUNTED_AGAIN = 16
 """One of this many logs gets times, and is counted a second time as a whole. Its length decides which one."""
 
 
@@ -223,6 +245,8 @@ def _figures(config: OffloadConfig, log: Sequence[OffloadingEvent]) -> dict[str,
         past = PastLog(config, log)
         check_past_metrics(metrics, past)
         check_tables(connection, past)
+        check_whatif(past)
+        check_report(Tables(cast(OpenedLog, _InMemory(connection, config, log)), Window()), past)
     return {
         "metrics": _of_metrics(metrics.values()),
         "tables": _of_tables(connection),

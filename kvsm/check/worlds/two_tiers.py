@@ -32,7 +32,7 @@ from weakref import proxy
 
 import msgspec
 
-from kvsm.check.worlds.run_figures import COPIED_OUT, IMPORTED, LOADED, STORED
+from kvsm.check.worlds.run_figures import COPIED_OUT, IMPORTED, LOADED, ON_DISK, STORED
 from kvsm.check.worlds.small_engine import no_clock
 from kvsm.check.worlds.tier_rank import EMPTY, CopyInFlight, DiskSlot, RankMemory
 from kvsm.check.worlds.tier_requests import TierRequests
@@ -372,6 +372,8 @@ class TwoTierWorld:
         if not copy.waits and not was_stale:
             if job.direction is Direction.STORE:
                 self._note_copy(COPIED_OUT, job)
+                if not copy.failed:
+                    self._note_copy(ON_DISK, job)
             elif not copy.failed:
                 self._note_copy(IMPORTED, job)
                 self._note_copy(STORED, job)
@@ -539,6 +541,7 @@ class TwoTierWorld:
         if self.wind_down() is None:
             self.rest.check()
             self.requests.notes.check(self.host.config, self.log)
+            self.requests.notes.check_disk(self.tier.counts, self.log)
 
     def wind_down(self) -> Action | None:
         """The next action on the way to rest."""

@@ -156,7 +156,7 @@ def read_demand(
 
     Raises `LogError` for a log that does not tell it, and what `kvsm.core.log.fold.walk` raises.
     """
-    found = _DemandReader(str(reader.directory))
+    found = DemandReader(str(reader.directory))
     with trust.guarded(reader.directory):
         for moment in walk(reader, trust, window.first):
             if moment.event.seq not in window:
@@ -284,8 +284,11 @@ class _Touched(_Behind):
         return left[0]
 
 
-class _DemandReader:
-    """Folds events into a `Demand`. log: its name, for errors."""
+class DemandReader:
+    """Folds the events of a log into a `Demand`. log: its name, for errors.
+
+    Raises `LogError` for an event that says that the log does not tell its demand.
+    """
 
     def __init__(self, log: str) -> None:
         self.log = log
@@ -484,11 +487,11 @@ class _DemandReader:
 # The kinds of events.
 
 
-def _arrived(reader: _DemandReader, _ledger: Ledger, event: ev.RequestArrived, _following: Any) -> None:
+def _arrived(reader: DemandReader, _ledger: Ledger, event: ev.RequestArrived, _following: Any) -> None:
     reader.life(event.request)
 
 
-def _admitted(reader: _DemandReader, ledger: Ledger, event: ev.RequestAdmitted, _following: Any) -> None:
+def _admitted(reader: DemandReader, ledger: Ledger, event: ev.RequestAdmitted, _following: Any) -> None:
     if event.asked is None or event.on_device is None or event.on_host is None:
         return
     life, chunk = reader.life(event.request), ledger.config.blocks_per_chunk
@@ -526,7 +529,7 @@ def _admitted(reader: _DemandReader, ledger: Ledger, event: ev.RequestAdmitted, 
     )
 
 
-def _planned_store(reader: _DemandReader, _ledger: Ledger, event: ev.StorePlanned, _following: Any) -> None:
+def _planned_store(reader: DemandReader, _ledger: Ledger, event: ev.StorePlanned, _following: Any) -> None:
     if not event.owners:
         reader.refuse(
             "it is of a lazy store, which does not name the blocks of a prompt; "
@@ -537,21 +540,21 @@ def _planned_store(reader: _DemandReader, _ledger: Ledger, event: ev.StorePlanne
     _note(reader.batch.stored, event.owners, reader.numbers(event.keys))
 
 
-def _planned_load(reader: _DemandReader, _ledger: Ledger, event: ev.LoadPlanned, _following: Any) -> None:
+def _planned_load(reader: DemandReader, _ledger: Ledger, event: ev.LoadPlanned, _following: Any) -> None:
     if event.target:
         reader.refuse(f"it copies blocks to {event.target}; whatif is not validated for several tiers")
 
 
-def _skipped(reader: _DemandReader, _ledger: Ledger, event: ev.StoreSkipped, _following: Any) -> None:
+def _skipped(reader: DemandReader, _ledger: Ledger, event: ev.StoreSkipped, _following: Any) -> None:
     _note(reader.batch.skipped, event.owners, reader.numbers(event.keys))
 
 
-def _touched(reader: _DemandReader, ledger: Ledger, event: ev.BlocksTouched, _following: Any) -> None:
+def _touched(reader: DemandReader, ledger: Ledger, event: ev.BlocksTouched, _following: Any) -> None:
     reader.batch.touched += reader.numbers([ledger.key_of[slot] for slot in to_list(event.slots)])
 
 
 def _offered(
-    reader: _DemandReader, ledger: Ledger, event: ev.BlocksOffered, following: OffloadingEvent | None
+    reader: DemandReader, ledger: Ledger, event: ev.BlocksOffered, following: OffloadingEvent | None
 ) -> None:
     reader.cursors_seen = True
     offers, touched = [], _Touched(reader.batch.touched, reader.parent)
@@ -579,33 +582,33 @@ def _offered(
         reader.operations.append(Offers(event.seq, event.step, tuple(offers)))
 
 
-def _others(reader: _DemandReader, ledger: Ledger, offer: Offer) -> int:
+def _others(reader: DemandReader, ledger: Ledger, offer: Offer) -> int:
     """Return how many chunks of an offer were neither stored nor skipped."""
     request, _, offered = offer
     before = ledger.requests[request].settled
     return offered[0] - (before[0] if before else 0) - len(reader.batch.own(request))
 
 
-def _preempted(reader: _DemandReader, _ledger: Ledger, event: ev.RequestPreempted, _following: Any) -> None:
+def _preempted(reader: DemandReader, _ledger: Ledger, event: ev.RequestPreempted, _following: Any) -> None:
     life = reader.life(event.request)
     life.offered = 0
     reader.operations.append(Preempted(event.seq, event.step, life.number))
 
 
-def _finished(reader: _DemandReader, _ledger: Ledger, event: ev.RequestFinished, _following: Any) -> None:
+def _finished(reader: DemandReader, _ledger: Ledger, event: ev.RequestFinished, _following: Any) -> None:
     life = reader.life(event.request)
     reader.batch = _Batch()
     reader.operations.append(Finished(event.seq, event.step, life.number, life.offered))
     del reader.lives[event.request]
 
 
-def _reset(reader: _DemandReader, _ledger: Ledger, event: ev.CacheReset, _following: Any) -> None:
+def _reset(reader: DemandReader, _ledger: Ledger, event: ev.CacheReset, _following: Any) -> None:
     for life in reader.lives.values():
         life.offered = 0
     reader.operations.append(Emptied(event.seq, event.step))
 
 
-def _restarted(reader: _DemandReader, _ledger: Ledger, event: ev.Restarted, _following: Any) -> None:
+def _restarted(reader: DemandReader, _ledger: Ledger, event: ev.Restarted, _following: Any) -> None:
     """The demand goes on. A client that asks again begins another request."""
     reader.batch = _Batch()
     reader.lives.clear()
@@ -613,7 +616,7 @@ def _restarted(reader: _DemandReader, _ledger: Ledger, event: ev.Restarted, _fol
     reader.operations.append(CutOff(event.seq, event.step))
 
 
-FACTS: dict[type[OffloadingEvent], Callable[[_DemandReader, Ledger, Any, Any], None]] = {
+FACTS: dict[type[OffloadingEvent], Callable[[DemandReader, Ledger, Any, Any], None]] = {
     ev.RequestArrived: _arrived,
     ev.RequestAdmitted: _admitted,
     ev.RequestPreempted: _preempted,

@@ -6,13 +6,17 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from planted_bugs import plant
 
 from kvsm import events as ev
+from kvsm.check.walks.targets import draw_case
+from kvsm.check.walks.walk import walk
 from kvsm.check.worlds import metric_oracles, run_figures
 from kvsm.check.worlds.run_figures import (
     COPIED_OUT,
     IMPORTED,
     LOADED,
+    ON_DISK,
     STORED,
     AdmittedRequest,
     CopiedSlots,
@@ -22,6 +26,8 @@ from kvsm.check.worlds.small_engine import SmallEngine
 from kvsm.check.worlds.small_request import SmallRequest
 from kvsm.errors import PropertyBroken
 from kvsm.properties import Property
+from kvsm.tiers import DiskTier
+from kvsm.tiers.disk_tier import TierCounts
 
 
 def served_twice(*, on_device: bool = False) -> SmallEngine:
@@ -154,3 +160,30 @@ def test_a_copy_counts_once_all_ranks_have_ended_it_well() -> None:
         engine.hand_on()
         engine.run()
         engine.notes.check(engine.core.config, engine.log)
+
+
+def test_the_counts_of_the_disk_are_compared() -> None:
+    log = SmallEngine().log
+    notes = RunNotes()
+    notes.copy(1, ON_DISK, 3)
+    notes.copy(1, IMPORTED, 2)
+    notes.check_disk(TierCounts(to_disk=3, from_disk=2), log)
+    for wrong in (TierCounts(to_disk=2, from_disk=2), TierCounts(to_disk=3, from_disk=3)):
+        assert "the disk tier says" in broken(lambda wrong=wrong: notes.check_disk(wrong, log))
+    notes.check_disk(TierCounts(), log[1:])  # A world that is loaded without events has nothing to compare.
+
+
+@pytest.mark.parametrize(
+    ("function", "right", "wrong"),
+    [
+        (DiskTier._note_store, "self.counts.to_disk += blocks", "self.counts.to_disk += 1"),
+        (DiskTier.report, "+= len(ended.device_blocks)", "+= 1 + len(ended.device_blocks)"),
+    ],
+)
+def test_a_wrong_count_of_the_disk_is_found(
+    function: Any, right: str, wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch, function, right, wrong)
+    failure = walk(lambda random: draw_case("tiers", random).make(), 3, runs=4).failure
+    assert failure is not None
+    assert "the disk tier says" in failure.finding.message
