@@ -1,8 +1,9 @@
-"""The small engine with a book of the chunks that its requests have offered.
+"""The small engine with two books: of the chunks that its requests have offered, and of how it serves them.
 
 With the option `checks_stores` it checks in each step that every chunk that can be stored is stored
-(`kvsm.check.worlds.offered_chunks`). The book is part of the engine's state and would multiply the states to
-explore, so explored worlds use the plain `SmallEngine`.
+(`kvsm.check.worlds.offered_chunks`). This book is part of the engine's state and would multiply the states to
+explore, so explored worlds use the plain `SmallEngine`. The other book is that of
+`kvsm.check.worlds.fair_service`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
+from kvsm.check.worlds.fair_service import FairService
 from kvsm.check.worlds.offered_chunks import OfferedChunksBook, check_head_of_queue
 from kvsm.check.worlds.small_engine import SmallEngine
 from kvsm.check.worlds.small_request import SmallRequest
@@ -20,13 +22,15 @@ from kvsm.states.request import RequestState
 
 @declared
 class BookedEngine(SmallEngine):
-    """A `SmallEngine` that books which chunks were offered. It takes the same arguments."""
+    """A `SmallEngine` that books which chunks were offered, and which requests were served. It takes the same
+    arguments."""
 
     offered: Annotated[OfferedChunksBook, PART]
+    service: Annotated[FairService, PART]
 
     def __init__(self, *options: Any, **more: Any) -> None:
         super().__init__(*options, **more)
-        self.offered = OfferedChunksBook()
+        self.offered, self.service = OfferedChunksBook(), FairService()
 
     def holders(self) -> dict[str, SmallRequest]:
         """Return the unfinished requests that have device blocks."""
@@ -40,25 +44,47 @@ class BookedEngine(SmallEngine):
     def finish(self, request: SmallRequest, *, aborted: bool = False) -> None:
         if not request.finished:
             self.offered.lost_blocks(request)
+            self.service.begin(request)
         super().finish(request, aborted=aborted)
 
     def preempt(self, request: SmallRequest) -> None:
         self.offered.lost_blocks(request)
+        self.service.begin(request)
         super().preempt(request)
+
+    def hand_on(self, count: int | None = None) -> StepResults:
+        reports = self.reports if count is None else self.reports[:count]
+        self.service.faults += any(not report.good for report in reports)
+        return super().hand_on(count)
 
     def take_results(self, results: StepResults) -> None:
         """Apply the results of a step, and book the chunks that were loaded."""
         # A load may end when its request no longer waits for it.
-        brought = [load for load in results.loads if load.good and self.requests[load.request].loading]
+        awaited = [load for load in results.loads if self.requests[load.request].loading]
+        for load in awaited:
+            if not load.good:
+                self.service.note_failed(load)
         super().take_results(results)
-        for load in brought:
-            if not self.requests[load.request].finished:
+        for load in awaited:
+            if load.good and not self.requests[load.request].finished:
                 self.offered.loaded(self, self.requests[load.request], load.num_computed_tokens)
 
     def _local(self, request: SmallRequest) -> tuple[int, list[list[int]]]:
         end, blocks = super()._local(request)
         self.offered.found[request.request_id] = end
+        self.service.note_question(request)
         return end, blocks
+
+    def _allocate(self, hits: list[list[int]], end: int, total: int) -> list[list[int]] | None:
+        tables = super()._allocate(hits, end, total)
+        self.service.note_answer(has_room=tables is not None)
+        return tables
+
+    def _grow(self, request: SmallRequest, end: int) -> list[list[int]] | None:
+        added = super()._grow(request, end)
+        if added is None:
+            self.service.note_lack(request.request_id)
+        return added
 
     def reset(self) -> bool:
         epoch = self.core.ledger.epoch
@@ -73,4 +99,5 @@ class BookedEngine(SmallEngine):
         if self.checks_stores:
             check_head_of_queue(self)
             self.offered.check(self, scheduled)
+        self.service.note_computed(self, scheduled)
         super()._advance(scheduled)

@@ -611,6 +611,9 @@ class ServingWorld:
 class EndingServing(ServingWorld):
     """A serving world whose run ends when its engine has nothing more to do: a target of random walks.
 
+    It also checks that each request which is served fairly ends within a bound (progress, S9;
+    `kvsm.check.worlds.fair_service`).
+
     `check` is called more often than in the core's world, because the checks after each action cover less of
     the ledger.
     """
@@ -621,7 +624,19 @@ class EndingServing(ServingWorld):
     engine: Annotated[BookedEngine, PART]
 
     def parts(self) -> tuple[object, ...]:
-        return (*super().parts(), self.engine.offered)
+        return (*super().parts(), self.engine.offered, self.engine.service)
+
+    def _spend(self, budget: str) -> None:
+        super()._spend(budget)
+        self.engine.service.faults += 1
+
+    def _do_step(self, accept: int | None = None, admit: bool = True) -> bool:
+        """Step, and check that the requests which it serves fairly go on (progress, S9)."""
+        service = self.engine.service
+        step = service.step(self.engine)
+        done = super()._do_step(accept, admit)
+        service.check(self.engine, step)
+        return done
 
     def check(self) -> None:
         """Check every property; at rest also that a next process serves all that the host has (S19)."""
