@@ -167,7 +167,7 @@ class Worker:
             total.transfers + 1,
             total.failed + (not good),
             total.bytes + copied_bytes,
-            total.seconds + seconds,
+            total.seconds + max(0.0, seconds),  # below 0: a clock went back
         )
         if good:
             sizes = self._sizes[direction]

@@ -20,7 +20,6 @@ A MultiConnector may have several connectors, but Prometheus allows each name on
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from itertools import count
@@ -32,6 +31,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorProm
 from kvsm.explain.metric_table import EXPORTED, FACTS, Metric
 from kvsm.explain.metrics import HistogramValue, Metrics, spread
 from kvsm.explain.vllm_metric_names import NAMES_IN_VLLM, SHARED, USAGES, SharedMetric, Usage
+from kvsm.system.steady_clock import SteadyClock
 
 ADDED = frozenset(name for name, metric in EXPORTED.items() if metric.kind != "gauge")
 """The metrics whose numbers are growth. The others are current values."""
@@ -134,7 +134,7 @@ class StatsSource:
         busy: Callable[[], bool] = lambda: False,
     ) -> None:
         self._facts, self._beside, self._busy = facts, beside, busy
-        self.clock: Callable[[], float] = time.monotonic
+        self.clock: Callable[[], float] = SteadyClock()
         self._due_at = 0.0
         self._pool = str(next(_POOLS))
         self._metrics, self._ledger = metrics, metrics.ledger

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable
 from kvsm.core.ledger import TransferRecord
 from kvsm.core.plan import TransferJob
 from kvsm.events import Direction
+from kvsm.system.steady_clock import SteadyClock
 
 
 class TransferDeadlines:
@@ -28,13 +29,15 @@ class TransferDeadlines:
 
     timeout_s: how long a transfer may stay unreported (s); 0: no limit.
     most_steps: the most steps of the engine that may be in flight at once.
-    clock: returns monotonic time (s); public, so that a test can replace it.
+    clock: returns monotonic time (s); if it goes back, the deadlines do not. Public, so that a test can
+        replace it.
     """
 
     def __init__(
         self, timeout_s: float, most_steps: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.timeout_s, self.clock = timeout_s, clock
+        self.timeout_s = timeout_s
+        self.clock: Callable[[], float] = SteadyClock(clock)
         self._most_steps = most_steps
         self._queues = {direction: _Queue() for direction in Direction}
 

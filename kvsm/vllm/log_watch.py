@@ -8,7 +8,6 @@ of the log finds the gap (`LogReader.gaps`).
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from kvsm.core.ledger import Ledger
 from kvsm.core.log import LateLog, LogWriter, StopMark
 from kvsm.core.offloader import EventSink
 from kvsm.errors import LogError
+from kvsm.system.steady_clock import SteadyClock
 
 log = init_logger("vllm.kvsm")
 
@@ -38,7 +38,7 @@ class LogWatch:
         self._stop_mark: StopMark | None = None
         self._mark_wanted_of: LogWatch | None = None
         """The log of this process with the record of signals, until this log has it, too; else None."""
-        self.clock: Callable[[], float] = time.monotonic
+        self.clock: Callable[[], float] = SteadyClock()
         self._writer, self._ledger = writer, ledger
         self._warned_at: float | None = None
         """When the last warning was logged. None while the log can be written."""

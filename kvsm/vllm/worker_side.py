@@ -21,6 +21,7 @@ from kvsm.copies.worker import Worker
 from kvsm.core.plan import WorkerReport, failed_reports
 from kvsm.errors import ConfigError, UnusableFiles
 from kvsm.explain.metrics import histogram
+from kvsm.system.steady_clock import SteadyClock
 from kvsm.tiers.disk import FlushPolicy
 from kvsm.tiers.hand_over.imports import PoolImports
 from kvsm.tiers.hand_over.peer_messages import pool_path
@@ -92,7 +93,7 @@ class WorkerSide:
         """Copies for which a step has waited in vain. Later steps do not wait for them."""
         self._hanging_on_disk: set[int] = set()
         """The same for copies of the disk tier."""
-        self.clock: Callable[[], float] = time.monotonic
+        self.clock: Callable[[], float] = SteadyClock()
         self.pause: Callable[[float], None] = time.sleep
         self._growth = Growth()
         self._ended_when_sent = 0

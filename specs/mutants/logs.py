@@ -188,8 +188,8 @@ LOGS = (
         edits=(
             Edit(
                 f"{_WRITER}.flush",
-                "if time.monotonic_ns() < self._nothing_until_ns and not self._place.events:",
-                "if time.monotonic_ns() < self._nothing_until_ns:",
+                "if self._flushed_ns <= now < self._nothing_until_ns and not self._place.events:",
+                "if self._flushed_ns <= now < self._nothing_until_ns:",
             ),
         ),
     ),

@@ -8,13 +8,13 @@ process can continue it.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from kvsm.core.log.writer import LogWriter
 from kvsm.errors import LogError
 from kvsm.events import OffloadingEvent
+from kvsm.system.steady_clock import SteadyClock
 
 AGAIN_S = 10.0
 """Time between two attempts to begin the log (s)."""
@@ -37,7 +37,7 @@ class LateLog:
 
     def __init__(self, directory: Path, failure: str, begin: Callable[[int], LogWriter]) -> None:
         self.directory = directory
-        self.clock: Callable[[], float] = time.monotonic
+        self.clock: Callable[[], float] = SteadyClock()
         self._failure, self._begin = failure, begin
         self._writer: LogWriter | None = None
         self._dropped, self._next, self._again_at = 0, 1, self.clock() + AGAIN_S

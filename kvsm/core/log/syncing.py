@@ -36,7 +36,8 @@ class Syncing:
         if segment.sync_failure is not None:
             raise segment.sync_failure
         is_wanted = opening is not None and opening.needs_sync()
-        if now - segment.synced.at_ns < self.interval_ns and not is_wanted:
+        # A clock that has gone back says nothing about the time since the last sync.
+        if 0 <= now - segment.synced.at_ns < self.interval_ns and not is_wanted:
             return
         if self.waits:
             self.sync(place)

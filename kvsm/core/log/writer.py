@@ -186,7 +186,8 @@ class LogWriter:
         self._maker = SegmentMaker(*head, compress, self._retention, self._syncs)
         # The first flush deletes the segments that a new life drops.
         self._resume_at, self._look_at_ns, self._settled = 0, 0, False
-        self._nothing_until_ns = 0  # (monotonic) A flush without new events has nothing to do.
+        self._flushed_ns = self._nothing_until_ns = 0
+        # (monotonic) Between these times a flush without new events has nothing to do.
         self._refusal: LogError | None = None
         self._closed, self._ended, self._forks = False, False, _forks
         self._calls: list[object] = []
@@ -252,7 +253,8 @@ class LogWriter:
         Raises `LogWriteFailed` if that fails and `on_failure` is `stop`, and `LogError` in a process that was
         forked, or while another call has not returned.
         """
-        if time.monotonic_ns() < self._nothing_until_ns and not self._place.events:
+        now = time.monotonic_ns()
+        if self._flushed_ns <= now < self._nothing_until_ns and not self._place.events:
             return
         self._alone(self._flush)
 
@@ -306,7 +308,7 @@ class LogWriter:
             self._settle()
         self._settled, self._nothing_until_ns = False, 0
         now = time.monotonic_ns()
-        if now >= self._look_at_ns:
+        if not self._look_at_ns - LOOK_INTERVAL_NS <= now < self._look_at_ns:
             self._look(now)
         segment = self._place.segment
         if closing:
@@ -324,6 +326,7 @@ class LogWriter:
         set_marks(self._marks, self._place)
         # An engine flushes in every step, and most steps decide nothing.
         busy = closing or self._opening is not None
+        self._flushed_ns = now
         self._nothing_until_ns = 0 if busy else min(now + self._syncing.interval_ns, self._look_at_ns)
         self._settled = True
 

@@ -222,7 +222,9 @@ class EventEmitter:
         if self._flush_within_ns:
             now = time.monotonic_ns()
             waits = reason is LogFlush.REPORTS_TAKEN or reason is LogFlush.STEP_ENDED
-            if waits and now < self._flush_by_ns and (ledger.requests or ledger.transfers):
+            # The rest is longer than the whole time only if the clock has gone back.
+            is_early = 0 < self._flush_by_ns - now <= self._flush_within_ns
+            if waits and is_early and (ledger.requests or ledger.transfers):
                 return
             self._flush_by_ns = now + self._flush_within_ns
         self._flushed_seq = ledger.seq

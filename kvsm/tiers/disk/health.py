@@ -44,7 +44,7 @@ class HealthWatch:
     thread.
 
     name: name of the disk tier, for messages.
-    clock: monotonic time (s).
+    clock: monotonic time (s). If it goes back, a pause ends at once.
     """
 
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -56,7 +56,7 @@ class HealthWatch:
     def read(self) -> TierHealth:
         """Return the current health."""
         with self._lock:
-            left_s = max(0.0, self._probe_at - self._clock()) if self._failures >= FAILURES else 0.0
+            left_s = self._left_s(self._clock()) if self._failures >= FAILURES else 0.0
             return TierHealth(not left_s, self._failures, self._error, left_s)
 
     def refusal(self) -> str:
@@ -66,13 +66,19 @@ class HealthWatch:
             if self._failures < FAILURES:
                 return ""
             now = self._clock()
-            if now < self._probe_at:
+            left_s = self._left_s(now)
+            if left_s:
                 return (
-                    f"{self._name}: takes no stores for {self._probe_at - now:.0f} s more, after "
+                    f"{self._name}: takes no stores for {left_s:.0f} s more, after "
                     f"{self._failures} failures in a row; the last was: {self._error}"
                 )
             self._probe_at, self._probes = now + self._pause_s, True
             return ""
+
+    def _left_s(self, now: float) -> float:
+        """Time until a store is accepted again (s). 0 if the clock has gone back since the pause began."""
+        left_s = self._probe_at - now
+        return left_s if 0 < left_s <= self._pause_s else 0.0
 
     def failed(self, error: str) -> None:
         """Count a store that has failed because of the disk."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import selectors
 import socket
-import time
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +19,7 @@ from threading import Thread
 import msgspec
 
 from kvsm.errors import described
+from kvsm.system.steady_clock import SteadyClock
 from kvsm.tiers.hand_over.peer_messages import (
     MOST_ANSWER_BYTES,
     Answer,
@@ -51,7 +51,7 @@ of this process."""
 
 
 class _OpenClaim(msgspec.Struct, eq=False):
-    """One hand-over in this thread. Times are of `time.monotonic` (s).
+    """One hand-over in this thread. Times are of a `SteadyClock` (s).
 
     ticket: the engine's number for it.
     engine: the id of the prefill engine.
@@ -87,6 +87,7 @@ class Claims:
         self._selector = selectors.DefaultSelector()
         self._wake, self._woken = socket.socketpair()
         self._wake.setblocking(False)
+        self._clock = SteadyClock()
         self._closing = self._ended = False
         self._selector.register(self._woken, selectors.EVENT_READ)
         self._thread = Thread(target=self._run, name="kvsm-claims", daemon=True)
@@ -96,7 +97,7 @@ class Claims:
 
     def ask(self, ticket: int, engine: str, claim: HandOverClaim) -> None:
         """Claim a hand-over of prefill engine `engine`. The answer is `Offered` or `Refused`."""
-        until = time.monotonic() + self._timeout_s
+        until = self._clock() + self._timeout_s
         self._queue(_OpenClaim(ticket, engine, claim, until, claim))
 
     def give_back(self, ticket: int, *, read: bool, had: bool = False) -> None:
@@ -157,7 +158,7 @@ class Claims:
                     self._answers.append((command[0], GivenBack(held=False)))
 
     def _turn(self) -> None:
-        now = time.monotonic()
+        now = self._clock()
         soonest = min([now + LONGEST_SLEEP_S, *[one.due for one in self._open.values()]])
         ready = self._selector.select(max(0.0, soonest - now))
         for key, _ in ready:
@@ -168,7 +169,7 @@ class Claims:
         for key, _ in ready:
             if isinstance(key.data, _OpenClaim) and key.data.ticket in self._open:
                 self._receive(key.data)
-        now = time.monotonic()
+        now = self._clock()
         for one in [one for one in self._open.values() if one.due <= now]:
             if one.asked is not None:
                 self._finish(one, f"it does not answer within {ANSWER_S:g} s")
@@ -226,7 +227,7 @@ class Claims:
         except Exception as error:
             self._finish(one, f"it cannot be asked: {described(error)}")
         else:
-            one.asked, one.next, one.due = question, None, time.monotonic() + ANSWER_S
+            one.asked, one.next, one.due = question, None, self._clock() + ANSWER_S
 
     def _connect(self, one: _OpenClaim) -> bool:
         """Connect to the engine of the claim. Returns False if its queue of new connections is full."""
@@ -278,7 +279,7 @@ class Claims:
             self._finish(one, answer.reason)
 
     def _ask_again(self, one: _OpenClaim) -> None:
-        now = time.monotonic()
+        now = self._clock()
         one.asked, one.next, one.due = None, one.next or one.claim, now + AGAIN_S
         if now >= one.until:
             self._finish(one, f"its last blocks have not arrived within {self._timeout_s:g} s")

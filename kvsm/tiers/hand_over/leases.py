@@ -35,6 +35,7 @@ from threading import Lock
 
 import msgspec
 
+from kvsm.system.steady_clock import SteadyClock
 from kvsm.tiers.hand_over.peer_messages import Answer, GivenBack, HandOverClaim, Offered, Pending, Refused
 
 
@@ -80,11 +81,13 @@ class LeaseTable:
     """The leases of one engine. All calls may come from any thread.
 
     timeout_s: how long a lease waits for its reader, and then how long the reader may read (s).
-    clock: monotonic time (s); public, so that a test can replace it.
+    clock: monotonic time (s); if it goes back, the leases do not last longer. Public, so that a test can
+        replace it.
     """
 
     def __init__(self, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self.timeout_s, self.clock = timeout_s, clock
+        self.timeout_s = timeout_s
+        self.clock: Callable[[], float] = SteadyClock(clock)
         self._lock = Lock()
         self._leases: OrderedDict[str, HandOverLease] = OrderedDict()
         """Leases that have not ended, sorted by the time at which they expire."""

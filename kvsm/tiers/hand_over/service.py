@@ -22,7 +22,6 @@ import os
 import selectors
 import socket
 import struct
-import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
@@ -31,6 +30,7 @@ from threading import Thread
 
 from kvsm.errors import ConfigError, UnusableFiles, described
 from kvsm.system.private_files import HOW_TO_SHARE, give_to_group
+from kvsm.system.steady_clock import SteadyClock
 from kvsm.tiers.hand_over.leases import LeaseTable
 from kvsm.tiers.hand_over.peer_messages import (
     MOST_QUESTION_BYTES,
@@ -72,10 +72,10 @@ class _Connection:
 
     __slots__ = ("active_at", "inbox", "outbox", "reader", "socket")
 
-    def __init__(self, connected: socket.socket, reader: int) -> None:
+    def __init__(self, connected: socket.socket, reader: int, now: float) -> None:
         self.socket, self.reader = connected, reader
         self.inbox, self.outbox = Inbox(MOST_QUESTION_BYTES), bytearray()
-        self.active_at = time.monotonic()
+        self.active_at = now
 
     def send(self) -> None:
         """Send as much of the outbox as the socket takes."""
@@ -105,7 +105,7 @@ class HandOverService:
         self._path, self._leases, self._layout = socket_path(directory, engine), leases, layout
         _remove_dead_sockets(directory)
         self._listener = _listen(self._path)
-        self._selector = selectors.DefaultSelector()
+        self._selector, self._clock = selectors.DefaultSelector(), SteadyClock()
         self._wake, self._woken = socket.socketpair()
         self._readers: OrderedDict[int, _Connection] = OrderedDict()
         """Reader -> its connection; the longest silent first."""
@@ -146,7 +146,7 @@ class HandOverService:
             elif key.data.reader in self._readers:
                 self._receive_or_send(key.data)
         self._drop_silent()
-        if self._accept_at is not None and time.monotonic() >= self._accept_at:
+        if self._accept_at is not None and self._clock() >= self._accept_at:
             self._accept_at = None
             self._selector.register(self._listener, selectors.EVENT_READ)
         return True
@@ -156,7 +156,7 @@ class HandOverService:
         due = [] if self._accept_at is None else [self._accept_at]
         if self._readers:
             due.append(next(iter(self._readers.values())).active_at + SILENCE_S)
-        return max(0.0, min(due) - time.monotonic()) if due else None
+        return max(0.0, min(due) - self._clock()) if due else None
 
     def _accept(self) -> None:
         try:
@@ -166,14 +166,14 @@ class HandOverService:
         except OSError:  # no descriptor is left, or no memory
             if not self._make_room():
                 self._selector.unregister(self._listener)
-                self._accept_at = time.monotonic() + ACCEPT_PAUSE_S
+                self._accept_at = self._clock() + ACCEPT_PAUSE_S
             return
         has_room = len(self._readers) < MOST_CONNECTIONS or self._make_room()
         if not has_room or _user_of(connected) != os.geteuid():
             connected.close()
             return
         connected.setblocking(False)
-        connection = _Connection(connected, self._next_reader)
+        connection = _Connection(connected, self._next_reader, self._clock())
         try:
             self._selector.register(connected, selectors.EVENT_READ, connection)
         except OSError:  # the system watches no more descriptors
@@ -192,7 +192,7 @@ class HandOverService:
 
     def _drop_silent(self) -> None:
         """Close each connection that was silent for `SILENCE_S`, unless it has a claimed lease."""
-        now = time.monotonic()
+        now = self._clock()
         while self._readers:
             connection = next(iter(self._readers.values()))
             if now < connection.active_at + SILENCE_S:
@@ -239,7 +239,7 @@ class HandOverService:
     def _note_activity(self, connection: _Connection) -> None:
         """Restart the silence timer of the connection if all of its answers are sent."""
         if not connection.outbox:
-            connection.active_at = time.monotonic()
+            connection.active_at = self._clock()
             self._readers.move_to_end(connection.reader)
 
     def _drop(self, connection: _Connection) -> None:

@@ -1,0 +1,33 @@
+"""A clock that never goes back, for deadlines.
+
+The monotonic clock of a process should not go back. It may do so if the process was moved to another machine,
+or if a caller gives a clock of its own. Then every deadline would be later by that time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from threading import Lock
+
+
+class SteadyClock:
+    """Reads another clock. If that clock goes back, this one continues from its last value.
+
+    Any thread may call it. source: returns seconds.
+    """
+
+    __slots__ = ("_last", "_lock", "_shift", "_source")
+
+    def __init__(self, source: Callable[[], float] = time.monotonic) -> None:
+        self._source, self._shift, self._last = source, 0.0, float("-inf")
+        self._lock = Lock()
+
+    def __call__(self) -> float:
+        with self._lock:
+            now = self._source() + self._shift
+            if now < self._last:
+                self._shift += self._last - now
+                now = self._last
+            self._last = now
+            return now
