@@ -126,6 +126,42 @@ class RejectReason(str, Enum):
     DIRECTION = "transfer goes the other way"
 
 
+class HintOutcome(str, Enum):
+    """What became of a client's hint. The first three are its answer; the others are the end of its lease."""
+
+    __str__ = str.__str__
+
+    ACCEPTED = "accepted"
+    CLIPPED = "clipped"
+    """A lease of fewer blocks than were asked for."""
+    REFUSED = "refused"
+    EXPIRED = "expired"
+    RELEASED = "released"
+    """The session gave its lease up."""
+    REPLACED = "replaced"
+    """The session took another lease."""
+    CROWDED_OUT = "crowded out"
+    """Newer leases needed its part of the share."""
+    REVOKED = "revoked"
+    """A reset, a shutdown, or all its blocks were lost."""
+
+
+class HintReason(str, Enum):
+    """Why a hint was refused or clipped; empty for all other outcomes."""
+
+    __str__ = str.__str__
+
+    NONE = ""
+    NOT_UNDERSTOOD = "it cannot be read"
+    NO_SHARE = "leases have no share of this host"
+    SHARE = "one session may hold no more"
+    NOT_ON_HOST = "the other blocks are not on the host"
+    NOTHING_ON_HOST = "none of its blocks is on the host"
+    TOO_MANY_HOLDS = "a block is held too often"
+    NO_LEASE = "the session has no lease"
+    NOT_SUPPORTED = "kvsm does not offload or prefetch by a hint"
+
+
 Owners = tuple[tuple[str, Id], ...]
 """(request, number of its keys) pairs, in the order of the event's keys. Empty if no request owns them."""
 
@@ -232,7 +268,7 @@ class HitMatched(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=5)
     on_host: how many of these blocks the host serves, after the ones on the device.
 
     A request with slots for which no block was looked up loads none: it pins them for another engine, which
-    copies them out of the host pool.
+    copies them out of the host pool, or for a session (`HintAnswered`).
 
     The last three fields count device blocks of `OffloadConfig.block_tokens` tokens, once for all KV cache
     groups. None: the caller gave no number.
@@ -472,6 +508,31 @@ class RequestAdmitted(OffloadingEvent, frozen=True, array_like=True, gc=False, t
     resumed: bool = False
 
 
+class HintAnswered(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=28):
+    """What became of a client's hint (`agent_hint`): its answer when its request ends, and the end of its
+    lease. It changes nothing: a lease is a request that pins the blocks, so `HitMatched` and
+    `RequestFinished` of that request begin and end it.
+
+    request: the request that brought the hint.
+    session: as the client names it. Empty if the hint names none.
+    lease: the request that pins the blocks. Empty if nothing is kept.
+    asked: blocks (host slots) of the request's tokens, which the hint asks to keep.
+    leased: how many of them are kept: from the first one on, and with those that are still being stored. At
+        the end of a lease, how many it held.
+    ttl_ms: how long they are kept at most (ms).
+    why: why they are not all kept.
+    """
+
+    request: str
+    session: str
+    lease: str
+    outcome: HintOutcome
+    asked: Id = 0
+    leased: Id = 0
+    ttl_ms: Id = 0
+    why: HintReason = HintReason.NONE
+
+
 class Reach(Enum):
     """Things that an event changes although none of its fields names them. `kvsm.explain.story.concern` finds
     them."""
@@ -516,6 +577,7 @@ TRIGGERS: dict[type[OffloadingEvent], tuple[IntEnum, ...]] = {
     BlocksRewritten: (),
     Restarted: (_B.RESTART, _T.CANCEL, _T.LOSE, _L.RESTART, _R.RESTART),
     RequestAdmitted: (),
+    HintAnswered: (),
 }
 """Which triggers each kind may pull, on blocks, transfers, leases and requests. Where a kind has several for
 one machine, its fields or its transfer decide between them: good or bad, store or load."""
@@ -551,5 +613,6 @@ REACHES: dict[type[OffloadingEvent], tuple[Reach, ...]] = {
     BlocksRewritten: (),
     Restarted: (Reach.PROCESS,),
     RequestAdmitted: (),
+    HintAnswered: (),
 }
 """What each kind changes besides the things that its fields name."""

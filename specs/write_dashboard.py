@@ -133,6 +133,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             {
                 "can be matched": _sum("resident_blocks"),
                 "pinned by a match": _sum("pinned_blocks"),
+                "kept for sessions": _sum("leased_blocks"),
                 "in a copy": _sum("in_flight_blocks"),
                 "free": _sum("free_blocks"),
             },
@@ -193,6 +194,9 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "Hand-overs",
             {"{{end}}": _rate("hand_overs", "end"), "missed": _rate("hand_overs_missed")},
             "ops",
+        ),
+        Panel(
+            "Hints of sessions, and ends of their leases", {"{{outcome}}": _rate("hints", "outcome")}, "ops"
         ),
     ),
     "Errors": (

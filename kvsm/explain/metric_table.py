@@ -12,7 +12,7 @@ from itertools import product
 from typing import Literal, NamedTuple
 
 from kvsm import events as ev
-from kvsm.events import KINDS, RejectReason, SkipReason
+from kvsm.events import KINDS, HintOutcome, RejectReason, SkipReason
 from kvsm.states.block import BlockState
 from kvsm.states.transfer import CANCELLED, COMPLETED, DRAINED, FAILED, LOST
 from kvsm.tiers.hand_over.leases import LeaseEnd
@@ -112,6 +112,14 @@ METRICS = (
         "Requests that held blocks for another engine, by how the hold ended. The metric requests counts "
         "them, too.",
         {"end": tuple([end.value for end in LeaseEnd])},
+    ),
+    Metric(
+        "hints",
+        "counter",
+        "Hints of clients about their sessions, by what became of them: accepted, clipped or refused when "
+        "the request ended; and how the leases of accepted and clipped ones ended. The metric requests "
+        "counts each lease, too.",
+        {"outcome": tuple([outcome.value for outcome in HintOutcome])},
     ),
     Metric("preemptions", "counter", "Requests that were preempted: the engine took their device blocks."),
     Metric("deferrals", "counter", "Waits of a request for a transfer."),
@@ -252,6 +260,9 @@ HAND_OVERS = (
 )
 """Counters of the scheduler's side that no event shows: a refused hand-over leaves no event."""
 
+LEASES = (Metric("leased_blocks", "gauge", "Host slots that the leases of agents' sessions hold."),)
+"""Metrics of the leases that hints have brought."""
+
 DISK = (
     Metric("disk_blocks", "gauge", "Blocks that the disk tier holds, or is storing."),
     Metric("disk_blocks_stored", "counter", "Blocks whose copy to the disk completed on every worker."),
@@ -293,7 +304,7 @@ CONFIG_INFO = Metric(
     dict.fromkeys(FACTS, ()),
 )
 
-_OF_CONNECTOR = (*COPIES, *LOOKUPS, *HAND_OVERS, *DISK, SERVES_WITHOUT, CONFIG_INFO)
+_OF_CONNECTOR = (*COPIES, *LOOKUPS, *HAND_OVERS, *LEASES, *DISK, SERVES_WITHOUT, CONFIG_INFO)
 
 EXPORTED: Mapping[str, Metric] = {metric.name: metric for metric in (*METRICS, *_OF_CONNECTOR)}
 """All metrics of the connector by name."""

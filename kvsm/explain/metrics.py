@@ -240,6 +240,7 @@ class Metrics:
         self._imports_ended = dict.fromkeys(ENDS, 0)
         self._copies: set[str] = set()  # to another tier; the ledger has them as requests
         self._hand_overs_ended = {end.value: 0 for end in LeaseEnd}
+        self._hints = {outcome.value: 0 for outcome in ev.HintOutcome}
         self._skipped_blocks = dict.fromkeys([reason.value for reason in SkipReason], 0)
         self._rejected_reports = dict.fromkeys([reason.value for reason in RejectReason], 0)
         self._deferrals_ended = dict.fromkeys((BY_TRANSFER, BY_TIMEOUT, BY_FINISH, BY_PREEMPTION, CUT_OFF), 0)
@@ -327,6 +328,7 @@ class Metrics:
             "matches": {"hit": self._hits, "miss": self._misses},
             "requests": {BY_FINISH: self._finished_requests, "aborted": self._aborted_requests},
             "hand_overs": dict(self._hand_overs_ended),
+            "hints": dict(self._hints),
             "preemptions": seen[ev.RequestPreempted],
             "deferrals": seen[ev.RequestDeferred],
             "deferrals_ended": dict(self._deferrals_ended),
@@ -383,6 +385,9 @@ class Metrics:
     def _matched(self, event: ev.HitMatched) -> None:
         if event.missed is not None:
             self._key_bytes += len(event.missed)
+
+    def _hint_answered(self, event: ev.HintAnswered) -> None:
+        self._hints[event.outcome.value] += 1
 
     def _admitted(self, event: ev.RequestAdmitted) -> None:
         if event.missed is not None:
@@ -531,6 +536,7 @@ _DETAILS: dict[type[OffloadingEvent], Callable[[Metrics, Any], None]] = {
     ev.RequestFinished: Metrics._finished,
     ev.HitMatched: Metrics._matched,
     ev.RequestAdmitted: Metrics._admitted,
+    ev.HintAnswered: Metrics._hint_answered,
     ev.RequestDeferred: Metrics._deferred,
     ev.KeysRecalled: Metrics._recalled,
     ev.BlocksEvicted: Metrics._evicted,

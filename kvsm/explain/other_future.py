@@ -577,6 +577,7 @@ _CALLS: dict[type[OffloadingEvent], _Call] = {
     ev.RequestDeferred: _deferred,
     ev.KeysRecalled: lambda future, _, event: future.recall(event.keys),
     ev.BlocksEvicted: _nothing,
+    ev.HintAnswered: _nothing,
     ev.StorePlanned: _store_planned,
     ev.StoreSkipped: _skipped,
     ev.LoadPlanned: _load_planned,

@@ -326,7 +326,7 @@ def test_a_request_that_holds_blocks_for_another_engine_is_told_as_such(tmp_path
     told = [line.text for line in Story(LogReader(tmp_path / "log"), life, Trust())]
     assert told[0] == (
         "request hand-over-1-of-r matches slots 0..1 (2), and asks for nothing: it holds these blocks for "
-        "another engine"
+        "another engine or a session"
     )
     answer = CliRunner().invoke(main, ["why", str(tmp_path / "log"), "hand-over-1-of-r"])
     assert "It held 2 slots on the host for another engine" in answer.output

@@ -137,6 +137,7 @@ def names_used_in(*paths: Path) -> set[str]:
 
 SAMPLES: dict[str, Any] = {
     "request": "r",
+    "lease": "r",
     "owners": (("r", 1),),
     "offers": (("r", (1,), (2,)),),
     "slots": (1,),

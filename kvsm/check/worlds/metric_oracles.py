@@ -17,7 +17,7 @@ from typing import Any
 from kvsm import events as ev
 from kvsm.core.ledger import Ledger
 from kvsm.errors import PropertyBroken
-from kvsm.events import OffloadingEvent, RejectReason, SkipReason
+from kvsm.events import HintOutcome, OffloadingEvent, RejectReason, SkipReason
 from kvsm.explain.metric_table import BY_FINISH, COUNTED_KINDS, OF_COPIES_OUT, OF_LOADS, OF_STORES
 from kvsm.explain.metrics import Metrics
 from kvsm.ids import to_list
@@ -103,6 +103,7 @@ ORACLES: Mapping[str, Oracle] = {
     "keys_recalled": lambda log, _: sum(len(one.keys) for one in log if isinstance(one, ev.KeysRecalled)),
     "key_bytes": _key_bytes,
     "requests": _requests,
+    "hints": lambda log, _: {one.value: _named(log, "HintAnswered", outcome=one) for one in HintOutcome},
     "hand_overs": lambda log, _: {
         end.value: _named(log, "RequestFinished", hand_over=end.value) for end in LeaseEnd
     },
@@ -159,6 +160,7 @@ UNJUDGED: Mapping[str, str] = {
     "config_info": "copies options and adds up nothing",
     "disk_blocks": "the size of the disk's index, which worlds compare with the slots on the disk",
     "disk_blocks_not_stored": "the tier queues and drops blocks without an event; tests/tiers judges it",
+    "leased_blocks": "the count of the leases themselves, which the world of hints compares with its books",
 }
 """Metrics that no world judges, each with the reason."""
 

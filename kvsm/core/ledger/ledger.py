@@ -55,7 +55,7 @@ def only_recorded(ledger: LedgerState, event: OffloadingEvent) -> None:
     """Change nothing: the event is only for readers of the log."""
 
 
-report_rejected = step_ended = only_recorded
+report_rejected = step_ended = hint_answered = only_recorded
 
 
 def _handler(kind: type[OffloadingEvent]) -> Callable[[LedgerState, Any], TransferRecord | None]:

@@ -1,7 +1,7 @@
 /* Written by specs/native_tables.py from kvsm/states/ and kvsm/events.py. Do not edit. */
 
 #define MACHINES_DIGEST "d04801b8cc0cef81"
-#define KIND_NAMES "LogOpened RequestArrived RequestPreempted RequestFinished HitMatched HitReleased RequestDeferred KeysRecalled BlocksEvicted StorePlanned StoreSkipped LoadPlanned TransfersSubmitted TransferCancelled WorkerReported ReportRejected TransferLost BlocksTouched FlushRequested CacheReset StepEnded Ticked BlocksOffered OffersCounted BlocksRewritten Restarted RequestAdmitted"
+#define KIND_NAMES "LogOpened RequestArrived RequestPreempted RequestFinished HitMatched HitReleased RequestDeferred KeysRecalled BlocksEvicted StorePlanned StoreSkipped LoadPlanned TransfersSubmitted TransferCancelled WorkerReported ReportRejected TransferLost BlocksTouched FlushRequested CacheReset StepEnded Ticked BlocksOffered OffersCounted BlocksRewritten Restarted RequestAdmitted HintAnswered"
 #define NUM_MACHINES 4
 #define MOST_ARCS 45
 #define SMALL 16
@@ -44,6 +44,7 @@ enum {
     KIND_BlocksRewritten,
     KIND_Restarted,
     KIND_RequestAdmitted,
+    KIND_HintAnswered,
     NUM_KINDS
 };
 
@@ -85,6 +86,7 @@ static const unsigned char changes[NUM_KINDS] __attribute__((unused)) = {
     [KIND_BlocksRewritten] = ITS_BLOCKS,
     [KIND_Restarted] = EVERYTHING,
     [KIND_RequestAdmitted] = NOTHING,
+    [KIND_HintAnswered] = NOTHING,
 };
 
 #define SET_TO_ZERO INT32_MIN

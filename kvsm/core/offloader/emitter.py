@@ -43,6 +43,8 @@ class LogFlush(Enum):
     REPORTS_TAKEN = "the workers' reports were taken"
     CACHE_RESET = "the cache was reset"
     """Nothing may follow for a long time: an idle engine takes no steps."""
+    ONLY_LEASES = "only leases of sessions are left"
+    """They are requests of the ledger, and an idle engine takes no steps for them."""
     ENGINE_FAILS = "the engine may stop with an error"
     RESTARTED = "another process goes on with the log"
 

@@ -28,7 +28,14 @@ from kvsm.core.log import (
 from kvsm.core.log.flush_mark import UNBOUND
 from kvsm.core.offloader import matching, storing
 from kvsm.core.offloader import transferring as transfers
-from kvsm.core.offloader.arguments import KEY_BYTES_MAX, checks_request, flag, weights_version
+from kvsm.core.offloader.arguments import (
+    KEY_BYTES_MAX,
+    checks_request,
+    flag,
+    integers,
+    request_name,
+    weights_version,
+)
 from kvsm.core.offloader.emitter import NOBODY, THE_LOG, EventEmitter, EventSink, LogFlush
 from kvsm.core.plan import TransferJob
 from kvsm.errors import IllegalTransition, InvalidEvent, Poisoned, WrongArgument, described
@@ -241,6 +248,28 @@ class Offloader(EventEmitter):
         """
         if request not in self.ledger.requests:
             self.emit(ev.RequestArrived, request, target)
+
+    @checks_request
+    def answer_hint(
+        self,
+        request: str,
+        session: str,
+        lease: str,
+        outcome: ev.HintOutcome,
+        *,
+        asked: int = 0,
+        leased: int = 0,
+        ttl_ms: int = 0,
+        why: ev.HintReason = ev.HintReason.NONE,
+    ) -> None:
+        """Record what became of a client's hint, for the log; see `HintAnswered`. The request may be over."""
+        session = request_name("answer_hint", session, "session")
+        lease = request_name("answer_hint", lease, "lease")
+        counts = integers("answer_hint", "asked, leased, ttl_ms", (asked, leased, ttl_ms))
+        if type(outcome) is not ev.HintOutcome or type(why) is not ev.HintReason or min(counts) < 0:
+            what = f"are {outcome!r}, {why!r} and {counts}: a HintOutcome, a HintReason and counts from 0 on"
+            raise WrongArgument("answer_hint", "outcome, why, counts", what)
+        self.emit(ev.HintAnswered, request, session, lease, outcome, *counts, why)
 
     @checks_request
     def preempt(self, request: str) -> None:

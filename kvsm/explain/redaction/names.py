@@ -32,12 +32,12 @@ _NUMBER_BYTES = 8
 """Length of the hash in a new number (bytes)."""
 
 _LEASE_DIGITS = 8
-"""The number of digits of a lease in the name of a hand-over."""
+"""The number of digits of a lease in the name of a hand-over or of a session's lease."""
 
 _NO_NUMBERS: frozenset[int] = frozenset()
 
 _OF_A_TIER = re.compile(r"(fetch|hold)-([0-9]{1,18})-for-(.*)", re.DOTALL)
-_OF_A_HAND_OVER = re.compile(r"hand-over-([^-]{0,8})-of-(.*)", re.DOTALL)
+_OF_A_HOLD = re.compile(r"(hand-over|lease)-([^-]{0,8})-of-(.*)", re.DOTALL)
 _STORE_OF_A_TIER = re.compile(r"disk-store-[0-9]{1,18}")
 """Names of the requests for kvsm's own copies. Readers match the logs of two tiers by the numbers in them.
 A client can choose such a name too, with any number in it."""
@@ -91,8 +91,8 @@ class NewNames:
             if found := _OF_A_TIER.fullmatch(name):
                 keeps_number = found[1] == "fetch" and int(found[2]) in fetches
                 before += f"{found[1]}-{found[2] if keeps_number else self._number(found[2])}-for-"
-            elif found := _OF_A_HAND_OVER.fullmatch(name):
-                before += f"hand-over-{self._text('lease', found[1])[:_LEASE_DIGITS]}-of-"
+            elif found := _OF_A_HOLD.fullmatch(name):
+                before += f"{found[1]}-{self._text('lease', found[2])[:_LEASE_DIGITS]}-of-"
             else:
                 return f"{before}r{self._text('request', name)}"
             name, fetches = found[found.re.groups], _NO_NUMBERS
@@ -121,6 +121,10 @@ class NewNames:
     def hand_over(self, end: str) -> str:
         """Keep a hand-over's end if it is one of kvsm's own words; rename any other text."""
         return end if end in _HAND_OVER_ENDS else f"end-{self._text('text', end)}"
+
+    def session(self, name: str) -> str:
+        """Rename a client's session, unless it is empty."""
+        return f"session-{self._text('session', name)}" if name else ""
 
     def weights(self, version: str) -> str:
         """Rename a version of the weights. An unnamed version stays unnamed."""

@@ -245,6 +245,16 @@ def source(redactor: Redactor, name: str) -> str:
     return redactor.names.source(name)
 
 
+def lease(redactor: Redactor, name: str) -> str:
+    """Rename the request that holds a lease. Empty: there is none."""
+    return redactor.request(name) if name else ""
+
+
+def session(redactor: Redactor, name: str) -> str:
+    """Rename a client's session."""
+    return redactor.names.session(name)
+
+
 def hand_over(redactor: Redactor, end: str) -> str:
     """Keep kvsm's word for how a hand-over ended."""
     return redactor.names.hand_over(end)
@@ -306,6 +316,8 @@ EVENT_FIELDS: dict[str, Rule] = {
     "hand_over": hand_over,
     "kept": part,
     "keys": keys,
+    "lease": lease,
+    "leased": kept,
     "life": kept,
     "machines": machines,
     "missed": key,
@@ -313,6 +325,7 @@ EVENT_FIELDS: dict[str, Rule] = {
     "offers": first_named,
     "on_device": kept,
     "on_host": kept,
+    "outcome": kept,
     "owners": first_named,
     "parents": kept,
     "parts": ids,
@@ -322,6 +335,7 @@ EVENT_FIELDS: dict[str, Rule] = {
     "resumed": kept,
     "schema": kept,
     "seq": kept,
+    "session": session,
     "slots": ids,
     "source": source,
     "step": kept,
@@ -329,10 +343,12 @@ EVENT_FIELDS: dict[str, Rule] = {
     "tick": kept,
     "transfer": kept,
     "transfers": kept,
+    "ttl_ms": kept,
     "until": kept,
     "voided": kept,
     "wall_ns": kept,
     "weights": weights,
+    "why": kept,
     "worker": kept,
 }
 """The rules for the fields of events. A field has the same meaning in each kind of event."""

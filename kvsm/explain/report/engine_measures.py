@@ -87,7 +87,8 @@ def hand_over_figures(tables: Tables) -> HandOverFigures:
     )
     taken, not_needed = ended.pop(LeaseEnd.TAKEN.value, 0), ended.pop(LeaseEnd.NOT_NEEDED.value, 0)
     [held] = tables.one(
-        f"SELECT count(*) FROM requests WHERE held AND finished IS NULL AND {tables.within('arrived')}"
+        "SELECT count(*) FROM requests WHERE held AND session IS NULL AND finished IS NULL"
+        f" AND {tables.within('arrived')}"
     )
     return HandOverFigures(taken=taken, not_needed=not_needed, given_up=sum(ended.values()), held=held)
 

@@ -53,6 +53,7 @@ def _union(parts: Sequence[Concern]) -> Concern:
 
 NAMED_BY_FIELDS: dict[str, tuple[str, Callable[[Any], Iterable[Any]]] | None] = {
     "request": ("requests", lambda name: (name,)),
+    "lease": ("requests", lambda name: (name,) if name else ()),
     "owners": ("requests", names_of),
     "offers": ("requests", lambda offers: [name for name, _, _ in offers]),
     "slots": ("slots", to_list),
@@ -80,6 +81,11 @@ NAMED_BY_FIELDS: dict[str, tuple[str, Callable[[Any], Iterable[Any]]] | None] = 
             "resumed",
             "hand_over",
             "parents",
+            "session",
+            "outcome",
+            "leased",
+            "ttl_ms",
+            "why",
         )
     ),
 }

@@ -269,10 +269,22 @@ def _shares(event: ev.HitMatched | ev.RequestAdmitted) -> str:
     if event.asked is None:
         return ""
     if not event.asked and isinstance(event, ev.HitMatched) and event.slots:
-        return ", and asks for nothing: it holds these blocks for another engine"
+        return ", and asks for nothing: it holds these blocks for another engine or a session"
     counts = ((event.on_device, "the device has"), (event.on_host, "the host serves"))
     parts = [f"{holder} {blocks}" for blocks, holder in counts if blocks is not None]
     return f" (of {event.asked} block{'' if event.asked == 1 else 's'} asked, {' and '.join(parts)})"
+
+
+def _hint_answered(_telling: _Telling, event: ev.HintAnswered) -> str:
+    whose = f"session {event.session}" if event.session else "no session"
+    if event.outcome in _ANSWERS:
+        why = f": {event.why}" if event.why else ""
+        kept = f"; {event.lease} keeps {event.leased} of {event.asked} blocks" if event.lease else ""
+        return f"the hint of request {event.request} for {whose} is {event.outcome}{why}{kept}"
+    return f"the lease {event.lease} of {whose} ends with {event.leased} blocks: {event.outcome}"
+
+
+_ANSWERS = (ev.HintOutcome.ACCEPTED, ev.HintOutcome.CLIPPED, ev.HintOutcome.REFUSED)
 
 
 def _preempted(telling: _Telling, event: ev.RequestPreempted) -> str:
@@ -457,6 +469,7 @@ _TELLERS: dict[type[OffloadingEvent], _Teller] = dict.fromkeys(KINDS, _by_its_fi
     ev.RequestFinished: _finished,
     ev.HitMatched: _matched,
     ev.RequestAdmitted: _admitted,
+    ev.HintAnswered: _hint_answered,
     ev.HitReleased: lambda _, event: f"request {event.request} gives its match back",
     ev.RequestDeferred: _deferred,
     ev.KeysRecalled: lambda _, event: f"{render_keys(event.keys)}: the policy remembers evicting it",

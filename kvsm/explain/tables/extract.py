@@ -262,10 +262,15 @@ class Extractor:
             return
         request = self._request(event)
         if event.slots and event.asked == 0:
-            # The request holds these blocks for another engine; they do not belong to its own prompt.
+            # The request holds these blocks for another engine or a session: they are not of its own prompt.
             request.held = count(event.slots)
         self._lives.matched(event)
         self._answer(request, event, count(event.slots), admitted=None, resumed=False)
+
+    def _hint_answered(self, event: ev.HintAnswered) -> None:
+        lease = self._requests.get(event.lease)
+        if lease is not None:
+            lease.session = event.session
 
     def _admitted(self, event: ev.RequestAdmitted) -> None:
         request = self._request(event)
@@ -519,6 +524,7 @@ FACTS: dict[type[OffloadingEvent], Callable[[Extractor, Any], object]] = {
     ev.RequestFinished: Extractor._finished,
     ev.HitMatched: Extractor._matched,
     ev.RequestAdmitted: Extractor._admitted,
+    ev.HintAnswered: Extractor._hint_answered,
     ev.RequestDeferred: Extractor._request,
     ev.BlocksEvicted: Extractor._evicted,
     ev.StorePlanned: Extractor._store_planned,

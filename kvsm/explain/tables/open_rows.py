@@ -62,6 +62,7 @@ class RequestInProgress(msgspec.Struct):
     loading_ns: int = 0
     held: int = 0
     hand_over: str | None = None
+    session: str | None = None
     answer: LookupRow | None = None
     stores: int = 0
 
@@ -86,6 +87,7 @@ class RequestInProgress(msgspec.Struct):
             self.stored,
             self.held,
             self.hand_over,
+            self.session,
             self.deferred_ns + (wait if self.state == RequestState.DEFERRED else 0),
             self.loading_ns + (wait if self.state == RequestState.LOADING else 0),
         )

@@ -65,9 +65,10 @@ class RequestRow(msgspec.Struct, frozen=True):
         the log has no counts.
     loads: loads that were planned for it; `failed_loads` of them did not bring all their blocks.
     loaded: host slots that were loaded for it. stored: host slots that were stored for it.
-    held: host slots that it holds for another engine; 0: it is a request of this engine.
+    held: host slots that it holds for another engine or for a session; 0: it is a request of this engine.
     hand_over: how the hand-over to the other engine ended (`kvsm.tiers.hand_over.leases.LeaseEnd`); None: it
         has not ended, or this is no hand-over.
+    session: the session for which it holds them (`HintAnswered`); None: this is no lease.
     deferred_ns: time that it waited for transfers of other requests, up to the end of the log.
     loading_ns: time that it waited for its own loads, up to the end of the log.
     """
@@ -93,6 +94,7 @@ class RequestRow(msgspec.Struct, frozen=True):
     stored: int
     held: int
     hand_over: str | None
+    session: str | None
     deferred_ns: int
     loading_ns: int
 

@@ -68,7 +68,7 @@ WAIT_SECONDS = 30.0
 """How long to wait for another process that updates the index."""
 
 _APPLICATION = 0x6B76736D
-_VERSION = 5
+_VERSION = 6
 """Increase it when the meaning of the tables or of the saved state changes. A changed schema is detected."""
 
 _TICK_NS = 100_000_000

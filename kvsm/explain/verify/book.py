@@ -698,5 +698,6 @@ HANDLERS: dict[type[OffloadingEvent], Callable[[Book, Any], None]] = {
     ev.BlocksRewritten: Book._rewritten,
     ev.Restarted: Book._restarted,
     ev.RequestAdmitted: Book._admitted,
+    ev.HintAnswered: Book._changes_nothing,
 }
 """The method that follows each kind of event."""

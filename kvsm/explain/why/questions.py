@@ -76,7 +76,8 @@ def _found(inquiry: Inquiry, life: RequestRow, lookups: Sequence[LookupRow]) -> 
     """Explain which blocks of its prompt the request found at its first admitted lookup, and why no more."""
     request = life.request
     if life.held:
-        return f"It held {counted(life.held, 'slot')} on the host for another engine."
+        whom = "another engine" if life.session is None else f"session {life.session}"
+        return f"It held {counted(life.held, 'slot')} on the host for {whom}."
     if not lookups:
         return f"No lookup of request {request} was answered."
     lookups = [row for row in lookups if row.admitted is not None] or lookups

@@ -53,6 +53,7 @@ FIELDS: dict[type[OffloadingEvent], tuple[st.SearchStrategy[object], ...]] = {
     ev.OffersCounted: (KEYS,),
     ev.BlocksRewritten: (BLOCKS,),
     ev.RequestAdmitted: (NAMES, st.integers(0, 3)),
+    ev.HintAnswered: (NAMES, NAMES, NAMES, st.sampled_from(ev.HintOutcome)),
 }
 
 
