@@ -15,6 +15,7 @@ block is safe: at worst a draft is rejected, because the model checks each draft
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import NamedTuple, cast
@@ -86,6 +87,22 @@ class HitSearch:
                 break
             self._found = None
         return max(end, self._local)
+
+    def longest_hit_within(self, most: int, limit: int, has: Has) -> int:
+        """Return the end of the longest hit (tokens) that needs at most `most` chunks; 0 if there is none.
+
+        limit, has: as for `longest_hit`. The search must begin at the first token.
+        """
+        end = self.longest_hit(limit, has)
+        while end and self.chunks(end) > most:
+            shorter = range(0, end, self._alignment)
+            fitting = bisect_right(shorter, most, key=self.chunks)
+            end = self.longest_hit(shorter[fitting - 1], has)
+        return end
+
+    def chunks(self, end: int) -> int:
+        """Return the number of chunks that a hit up to `end` loads."""
+        return sum([last - first for first, last in self.needed(end)])
 
     def slots(self, end: int, index: KeyIndex) -> IdArray:
         """Return the slots of the hit up to `end` that was just found. The index must have all its keys."""

@@ -16,10 +16,11 @@ key                        meaning
 `remote_request_id`        that engine's name for the request, for messages
 `remote_hand_over`         unguessable name of the hand-over
 `remote_num_tokens`        how many tokens of the prompt it covers at most
+`agent_hint`               advice about the session of the request (`AgentHint`)
 =========================  ============================================================================
 
-The prefill engine returns the last four (`HandOverParams.as_answer`). All names but `remote_hand_over` are
-vLLM's, so a proxy that passes them on needs no support for kvsm.
+The prefill engine returns the four that begin with `remote_` (`HandOverParams.as_answer`). All names but
+`remote_hand_over` are vLLM's, so a proxy that passes them on needs no support for kvsm.
 """
 
 from __future__ import annotations
@@ -37,7 +38,35 @@ MOST_NAME = 256
 TOKENS_END = 1 << 48
 """`remote_num_tokens` must be smaller. No prompt has so many tokens."""
 
+MOST_TTL_S = 3600.0
+"""The longest `ttl` of a hint (s)."""
+
+_DEFAULT_TTL_S = 300.0
+"""The `ttl` of a hint that names none (s)."""
+
 _LOGGER = logging.getLogger("kvsm")
+
+
+class AgentHint(NamedTuple):
+    """What the client of an agent knows about the further use of a request's blocks.
+
+    The names are those of vLLM's RFC (issue 52113), in this form:
+
+        {"session_id": "worker-7", "cache_control": {"type": "ephemeral", "ttl": 300}}
+        {"session_id": "worker-7", "context_management": {"edits": [{"type": "evict"}]}}
+
+    session: its `session_id`; empty if it is invalid.
+    ttl_s: how long the request's blocks should be kept (s). 0: not asked for.
+    releases: whether the session gives up what is kept for it (the edit `evict`).
+    moves: whether it asks for an edit that kvsm does not do by a hint (`offload`, `prefetch`).
+    wrong: why it cannot be used, for the client; empty if it can.
+    """
+
+    session: str = ""
+    ttl_s: float = 0.0
+    releases: bool = False
+    moves: bool = False
+    wrong: str = ""
 
 
 class HandOverParams(NamedTuple):
@@ -73,6 +102,7 @@ class RequestParams(NamedTuple):
     max_offload_tokens, max_load_tokens: most tokens of it that are stored, or loaded.
     remote_decode: whether another engine will decode it.
     remote_prefill: where another engine keeps its prompt's blocks; None: nowhere.
+    agent_hint: advice about its session; None: there is none.
     """
 
     offload: bool = True
@@ -80,6 +110,7 @@ class RequestParams(NamedTuple):
     max_load_tokens: int = maxsize
     remote_decode: bool = False
     remote_prefill: HandOverParams | None = None
+    agent_hint: AgentHint | None = None
 
 
 def read_request_params(request: str, given: object) -> RequestParams:
@@ -103,6 +134,7 @@ def read_request_params(request: str, given: object) -> RequestParams:
         _tokens(request, given, "max_load_tokens"),
         wants_remote_decode(given),
         _hand_over(request, given) if given.get("do_remote_prefill") else None,
+        _agent_hint(request, given.get("agent_hint")),
     )
 
 
@@ -139,6 +171,41 @@ def _hand_over(request: str, given: Mapping[str, Any]) -> HandOverParams | None:
         return None
     engine, other, hand_over = (given[name] for name in names)
     return HandOverParams(engine, other, hand_over, tokens)
+
+
+def _agent_hint(request: str, given: object) -> AgentHint | None:
+    """Parse `agent_hint`. Unknown keys in it are ignored, as those of later versions of the RFC."""
+    if given is None:
+        return None
+    hint = _checked_hint(given)
+    if hint.wrong:
+        _ignored(request, "agent_hint", given, f"usable ({hint.wrong})")
+    return hint
+
+
+def _checked_hint(given: object) -> AgentHint:
+    if not isinstance(given, Mapping):
+        return AgentHint(wrong="it must be an object")
+    session = given.get("session_id")
+    if not isinstance(session, str) or not _is_name(session):
+        return AgentHint(wrong=f"session_id must be a name of 1 to {MOST_NAME} characters in UTF-8")
+    control, management = given.get("cache_control"), given.get("context_management")
+    if not isinstance(control, Mapping | None) or not isinstance(management, Mapping | None):
+        return AgentHint(session, wrong="cache_control and context_management must be objects")
+    ttl = 0.0 if control is None else control.get("ttl", _DEFAULT_TTL_S)
+    if control is not None and control.get("type", "ephemeral") != "ephemeral":
+        return AgentHint(session, wrong="cache_control.type must be ephemeral")
+    # The order of the comparisons refuses a NaN, too.
+    if control is not None and not (type(ttl) in (int, float) and 0 < ttl <= MOST_TTL_S):
+        return AgentHint(session, wrong=f"cache_control.ttl must be above 0 and at most {MOST_TTL_S:g} s")
+    edits = [] if management is None else management.get("edits", [])
+    if not isinstance(edits, list) or not all(isinstance(edit, Mapping) for edit in edits):
+        return AgentHint(session, wrong="context_management.edits must be a list of objects")
+    kinds = [edit.get("type") for edit in edits]
+    if not all(kind in ("evict", "offload", "prefetch") for kind in kinds):
+        return AgentHint(session, wrong="the type of an edit must be evict, offload or prefetch")
+    releases = "evict" in kinds
+    return AgentHint(session, float(ttl), releases, bool(kinds) and not releases)
 
 
 def _is_name(value: object) -> bool:

@@ -15,7 +15,7 @@ from kvsm.core.ledger.key_index import KeyIndex
 from kvsm.core.offloader.arguments import a
 from kvsm.core.scheduler.groups import GroupKind, KeyLayout, SchedulerConfig
 from kvsm.core.scheduler.protocols import EngineRequest
-from kvsm.core.scheduler.request_params import HandOverParams, read_request_params
+from kvsm.core.scheduler.request_params import AgentHint, HandOverParams, read_request_params
 from kvsm.errors import WrongArgument
 from kvsm.ids import IdArray
 
@@ -32,6 +32,7 @@ class TrackedRequest:
     __slots__ = (
         "_layout",
         "admitted",
+        "agent_hint",
         "answered",
         "asked_keys",
         "loaded",
@@ -89,6 +90,8 @@ class TrackedRequest:
     remote_decode: Annotated[bool, Dropped(_PARAMETER)]
     remote_prefill: Annotated[HandOverParams | None, Dropped(_PARAMETER)]
     """Where another engine keeps the blocks of its prompt."""
+    agent_hint: Annotated[AgentHint | None, Dropped(_PARAMETER)]
+    """What its client advises about its session."""
     max_load_tokens: Annotated[int, Dropped(_PARAMETER)]
     max_store_tokens: Annotated[int, Dropped(_PARAMETER)]
     prompt_only: Annotated[bool, Dropped(_PARAMETER)]
@@ -109,7 +112,7 @@ class TrackedRequest:
     def _take_parameters(self, config: SchedulerConfig) -> None:
         given = read_request_params(self.name, self.request.kv_transfer_params)
         self.remote_decode, self.max_load_tokens = given.remote_decode, given.max_load_tokens
-        self.remote_prefill = given.remote_prefill
+        self.remote_prefill, self.agent_hint = given.remote_prefill, given.agent_hint
         self.max_store_tokens = given.max_offload_tokens if given.offload else 0
         self.prompt_only = config.prompt_only and not self.remote_decode
         if self.remote_decode:

@@ -22,7 +22,6 @@ Two limits protect an engine from clients that never use their hand-overs:
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from logging import Logger
@@ -147,7 +146,7 @@ class OutgoingHandOvers:
         ledger = self._core.ledger
         index, readable = ledger.index, ledger.readable
         search = HitSearch(self._config, self._core.config.blocks_per_chunk, out.keys, 0)
-        end = self._longest_hit(search, out.limit)
+        end = search.longest_hit_within(self.most_slots, out.limit, index.__contains__)
         spans = search.needed(end)
         slots = [[index[key] for key in keys[a:b]] for keys, (a, b) in zip(out.keys, spans)] if end else []
         wanted = [slot for group in slots for slot in group]
@@ -175,16 +174,6 @@ class OutgoingHandOvers:
         if store:
             self._awaiting.setdefault(store, {})[lease] = None
         out.awaits = store
-
-    def _longest_hit(self, search: HitSearch, limit: int) -> int:
-        """Return the end (tokens) of the longest hit that fits into the share, stores in flight included."""
-        has, alignment = self._core.ledger.index.__contains__, self._config.alignment
-        end = search.longest_hit(limit, has)
-        while end and _count(search.needed(end)) > self.most_slots:
-            shorter = range(0, end, alignment)
-            fitting = bisect_right(shorter, self.most_slots, key=lambda tokens: _count(search.needed(tokens)))
-            end = search.longest_hit(shorter[fitting - 1], has)
-        return end
 
     def _pin(self, lease: str, out: _Outgoing, slots: Sequence[int]) -> bool:
         """Pin these slots for the hand-over. If that fails, end its lease."""
@@ -272,10 +261,6 @@ class OutgoingHandOvers:
         """Revoke all hand-overs and release their pins. Close the `HandOverService` before."""
         with suppress(KvsmError):  # a core that has stopped takes no events
             self.reset()
-
-
-def _count(spans: Sequence[Span]) -> int:
-    return sum([last - first for first, last in spans])
 
 
 def _offered(end: int, spans: Sequence[Span], slots: Sequence[Sequence[int]]) -> Offered:

@@ -21,6 +21,7 @@ from kvsm.check.worlds.hand_over_options import HandOverWorldOptions, draw_hand_
 from kvsm.check.worlds.hand_over_world import HandOverWorld
 from kvsm.check.worlds.world import Action
 from kvsm.core.offloader import transferring
+from kvsm.core.scheduler.hits import HitSearch
 from kvsm.errors import ConfigError, PropertyBroken
 from kvsm.events import StorePlanned
 from kvsm.properties import Property
@@ -373,7 +374,7 @@ def forget_what_others_pin(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def hand_over_more_than_the_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch, OutgoingHandOvers._longest_hit, "while end and", "while False and")
+    plant(monkeypatch, HitSearch.longest_hit_within, "while end and", "while False and")
     plant(monkeypatch, OutgoingHandOvers._make_room, "return False", "return True")
 
 

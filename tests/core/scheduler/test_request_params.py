@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from examples import examples
 from kvsm.core.offloader.arguments import source_name
 from kvsm.core.scheduler.request_params import (
+    AgentHint,
     HandOverParams,
     RequestParams,
     read_request_params,
@@ -30,6 +31,7 @@ NAMES = (
     "remote_request_id",
     "remote_hand_over",
     "remote_num_tokens",
+    "agent_hint",
 )
 json = st.sampled_from(
     [None, True, False, -1, 0, 3, 2**63, 2**70, 1e300, "", "x", "\x1b[2J", "\ud800", "x" * 999, [], [1], {}]
@@ -109,3 +111,76 @@ def test_no_store_is_said_with_false_alone(caplog: pytest.LogCaptureFixture) -> 
     assert read_request_params("r", {"offload": 0}) == RequestParams()
     assert caplog.messages == ["request r: offload is 0, not true or false; ignored"]
     assert read_request_params("r", {"max_load_tokens": 5}).max_offload_tokens == maxsize
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({"session_id": "s"}, AgentHint("s")),
+        ({"session_id": "s", "priority": 9, "parent_session_id": "p"}, AgentHint("s")),
+        ({"session_id": "s", "cache_control": {}}, AgentHint("s", 300.0)),
+        ({"session_id": "s", "cache_control": {"type": "ephemeral", "ttl": 2.5}}, AgentHint("s", 2.5)),
+        ({"session_id": "s", "context_management": {}}, AgentHint("s")),
+        (
+            {"session_id": "s", "context_management": {"edits": [{"type": "evict"}]}},
+            AgentHint("s", 0.0, True),
+        ),
+        (
+            {"session_id": "s", "context_management": {"edits": [{"type": "offload"}]}},
+            AgentHint("s", moves=True),
+        ),
+        (
+            {
+                "session_id": "s",
+                "cache_control": {"ttl": 9},
+                "context_management": {"edits": [{"type": "prefetch"}, {"type": "evict"}]},
+            },
+            AgentHint("s", 9.0, True),
+        ),
+    ],
+)
+def test_a_hint_is_read_as_the_rfc_writes_it(
+    given: dict[str, Any], wanted: AgentHint, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert read_request_params("r", {"agent_hint": given}).agent_hint == wanted
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (7, "it must be an object"),
+        ({}, "session_id must be a name of 1 to 256 characters in UTF-8"),
+        ({"session_id": "x" * 257}, "session_id must be a name of 1 to 256 characters in UTF-8"),
+        ({"session_id": "s", "cache_control": 5}, "cache_control and context_management must be objects"),
+        (
+            {"session_id": "s", "context_management": []},
+            "cache_control and context_management must be objects",
+        ),
+        ({"session_id": "s", "cache_control": {"type": "durable"}}, "cache_control.type must be ephemeral"),
+        *[
+            (
+                {"session_id": "s", "cache_control": {"ttl": ttl}},
+                "cache_control.ttl must be above 0 and at most 3600 s",
+            )
+            for ttl in (0, -1, 3601, True, "60", None, float("nan"), float("inf"))
+        ],
+        (
+            {"session_id": "s", "context_management": {"edits": [7]}},
+            "context_management.edits must be a list of objects",
+        ),
+        (
+            {"session_id": "s", "context_management": {"edits": [{"type": ["evict"]}]}},
+            "the type of an edit must be evict, offload or prefetch",
+        ),
+    ],
+)
+def test_a_hint_that_is_wrong_says_what_to_change(
+    given: Any, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The client is told it, and the engine's log too."""
+    hint = read_request_params("r", {"agent_hint": given}).agent_hint
+    assert hint is not None
+    assert (hint.wrong, hint.ttl_s, hint.releases) == (why, 0.0, False)
+    assert len(caplog.messages) == 1
+    assert f"usable ({why}); ignored" in caplog.messages[0]
