@@ -64,6 +64,7 @@ RUNS = {
     "wrong-books": 50,
     "admission": 200,
     "whole": 80,
+    "hints": 200,
 }
 """Target of `kvsm fuzz` -> the number of its runs: about 10 s of CPU time each."""
 CHECK = ("check", "--jobs", "1", "--json")

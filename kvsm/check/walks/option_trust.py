@@ -20,6 +20,7 @@ from kvsm.check.walks.targets import OwnWorldOptions
 from kvsm.check.worlds.core_options import CoreOptions
 from kvsm.check.worlds.era_world import EraOptions
 from kvsm.check.worlds.hand_over_options import HandOverWorldOptions
+from kvsm.check.worlds.hint_options import HintWorldOptions
 from kvsm.check.worlds.policy_world import PolicyWorldOptions
 from kvsm.check.worlds.refusing_policy import REFUSING
 from kvsm.check.worlds.serving_world import RequestSpec, ServingOptions
@@ -61,6 +62,7 @@ TEXTS: Mapping[type[msgspec.Struct], Mapping[str, Named | None]] = {
     # Only copied into KV events.
     KVCacheGroup: {"event_kind": None},
     HandOverWorldOptions: {"policy": _POLICY},
+    HintWorldOptions: {"policy": _POLICY},
     TwoTierOptions: {"writes": None},
     EraOptions: {"writes": None},
     # Kinds of actions, which are only compared.

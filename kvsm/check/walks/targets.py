@@ -30,6 +30,8 @@ from kvsm.check.worlds.disk_world import DiskWorld, DiskWorldOptions, draw_disk_
 from kvsm.check.worlds.era_world import EraOptions, EraWorld, draw_era_options
 from kvsm.check.worlds.hand_over_options import HandOverWorldOptions, draw_hand_over_options
 from kvsm.check.worlds.hand_over_world import HandOverWorld
+from kvsm.check.worlds.hint_options import HintWorldOptions, draw_hint_options
+from kvsm.check.worlds.hint_world import HintWorld
 from kvsm.check.worlds.layer_options import draw_admission, draw_layers
 from kvsm.check.worlds.log_ahead import LogAheadOptions, LogAheadWorld
 from kvsm.check.worlds.log_world import FailingLogWorld, LogWorldOptions, draw_log_options
@@ -262,6 +264,13 @@ TARGETS: dict[str, WalkTarget] = {
         WholeOptions,
         WholeWorld,
         draw_whole,
+        2,
+    ),
+    "hints": WalkTarget(
+        "an engine whose requests end with hints about their sessions",
+        HintWorldOptions,
+        HintWorld,
+        draw_hint_options,
         2,
     ),
 }
