@@ -68,6 +68,8 @@ class ConnectorOptions(LogOptions, frozen=True, kw_only=True):
         read them (seconds).
     hand_over_share: the largest share of host memory that blocks for other engines may hold, above 0 and at
         most 1. When it is reached, the oldest hand-overs are given up for new ones.
+    agent_hint_share: the largest share of host memory that is kept for agents' sessions, whose requests ask
+        for it (`agent_hint`), from 0 to 1. One session gets at most half of it. With 0 none is kept.
     canonical_layout: whether a block has the same bytes on the host for every number of ranks. All ranks then
         share one host pool.
     pool_dir: a directory for a host pool that outlives its process: the next engine with this directory
@@ -102,6 +104,7 @@ class ConnectorOptions(LogOptions, frozen=True, kw_only=True):
     hand_over_directory: str | None = None
     hand_over_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 60.0
     hand_over_share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.5
+    agent_hint_share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.25
     canonical_layout: bool = False
     pool_dir: str | None = None
     weights_version: str | None = None

@@ -33,6 +33,7 @@ from kvsm.core.scheduler import (
     StepOutput,
     StoreMode,
 )
+from kvsm.core.scheduler.session_leases import SessionLeases
 from kvsm.events import Direction, OffloadConfig
 from kvsm.explain.metrics import SecondsHistogram
 from kvsm.ids import listed
@@ -100,6 +101,7 @@ class SchedulerSide:
         parts = hand_overs(options, vllm_config, kv_cache_config, self._core.offloader, scheduler_config)
         self._outgoing, self._incoming, self._service = parts.outgoing, parts.incoming, parts.service
         self._lacks_hand_overs = parts.serves_without
+        self._leases = SessionLeases(self._core.offloader, scheduler_config, options.agent_hint_share)
         self._lookups = SecondsHistogram("lookup_seconds")
         self._imports: list[ImportJob] = []
         """Copies from other engines' host pools that leave with the next step."""
@@ -187,6 +189,9 @@ class SchedulerSide:
         if self._incoming is not None:
             self._take_hand_overs()
         disk = () if self._disk is None else self._disk.plan()
+        if self._leases.leases:
+            # Expired leases end before the step's stores choose victims.
+            self._leases.look()
         if self._waiting:
             self._waiting.difference_update(output.num_scheduled_tokens)
         for name in output.num_scheduled_tokens if self._recomputing else ():
@@ -229,14 +234,15 @@ class SchedulerSide:
         return plan
 
     def _counts_beside_events(self) -> Mapping[str, Any]:
-        """Return the values of metrics that no event shows: `metric_table.SERVES_WITHOUT` and `LOOKUPS`, and
-        `HAND_OVERS` and `DISK` if this engine has hand-overs and a disk tier."""
+        """Return the values of metrics that no event shows: `metric_table.SERVES_WITHOUT`, `LOOKUPS` and
+        `LEASES`, and `HAND_OVERS` and `DISK` if this engine has hand-overs and a disk tier."""
         without = {"disk": int(self._unused_place is not None), "hand_over": int(self._lacks_hand_overs)}
         counts: dict[str, Any] = {"serves_without": without, "lookup_seconds": self._lookups.value()}
         if self._disk is not None:
             counts.update(self._disk.counts())
         if self._incoming is not None:
             counts["hand_overs_missed"] = self._incoming.missed
+        counts["leased_blocks"] = self._leases.held
         return counts
 
     def _take_hand_overs(self) -> None:
@@ -253,6 +259,7 @@ class SchedulerSide:
         meta = connector_output.kv_connector_worker_meta
         if meta is None and self._incoming is None and not self._scheduler.state.ended_loads:
             self._core.offloader.flush_log(LogFlush.REPORTS_TAKEN)
+            self._flush_if_only_leases_are_left()
             return
         reports = meta.reports if isinstance(meta, StepReports) else ()
         if self._disk is not None and isinstance(meta, StepReports):
@@ -267,6 +274,12 @@ class SchedulerSide:
         good = self._take(reports)
         if good:
             connector_output.finished_recving = (connector_output.finished_recving or set()) | good
+        self._flush_if_only_leases_are_left()
+
+    def _flush_if_only_leases_are_left(self) -> None:
+        """Flush the log if the engine may take no further step: a lease does not make it take one."""
+        if self._leases.leases and not self._scheduler.state.tracked:
+            self._core.offloader.flush_log(LogFlush.ONLY_LEASES)
 
     def _hold_states(self, output: Any) -> dict[str, Sequence[BoundaryState]]:
         """Hold the blocks of the mamba states that this step computes.
@@ -303,6 +316,7 @@ class SchedulerSide:
         failed = {load.request for load in ended if not load.good}
         self._failed_loads |= failed
         self._recomputing.update(dict.fromkeys(failed & self._scheduler.state.tracked.keys(), False))
+        self._leases.look()
         if self._outgoing is not None:
             self._outgoing.look()
         return {load.request for load in ended if load.good}
@@ -336,8 +350,8 @@ class SchedulerSide:
     ) -> tuple[bool, dict[str, Any] | None]:
         """Note that the request is finished or aborted, and plan its last stores.
 
-        Returns (whether vLLM must keep its blocks, the kv_transfer_params that the client sends to the decode
-        engine or None).
+        Returns (whether vLLM must keep its blocks, the kv_transfer_params for the client or None). They say
+        where a decode engine finds the blocks, and what became of the client's hint.
         """
         self._recomputing.pop(request.request_id, None)
         aborted = request.status == RequestStatus.FINISHED_ABORTED
@@ -351,6 +365,9 @@ class SchedulerSide:
         answer = None
         if self._outgoing is not None and tracked is not None and tracked.remote_decode:
             answer = self._outgoing.offer(tracked, request) if request.status in _WHOLE else None
+        if tracked is not None and tracked.agent_hint is not None and request.status in _WHOLE:
+            told = self._leases.take(tracked, request)
+            answer = told if answer is None else {**answer, **(told or {})}
         if self._config_if_flushing is not None and not self._scheduler.state.tracked:
             self._flush_in_own_process(self._config_if_flushing)
         return keep, answer
@@ -444,6 +461,7 @@ class SchedulerSide:
             self._outgoing.reset()
         if self._incoming is not None:
             self._incoming.reset()
+        self._leases.reset()
         is_done = self._scheduler.reset_cache(weights)
         if self._disk is not None:
             self._disk.tier.reset(weights)
@@ -452,8 +470,8 @@ class SchedulerSide:
         return is_done
 
     def shutdown(self) -> None:
-        """Stop all hand-overs, and close the event logs."""
-        for part in (self._service, self._outgoing, self._incoming):
+        """Stop all hand-overs and leases, and close the event logs."""
+        for part in (self._service, self._outgoing, self._incoming, self._leases):
             if part is not None:
                 part.close()
         if self._disk is not None:
