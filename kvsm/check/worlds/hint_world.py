@@ -35,7 +35,7 @@ from kvsm.check.worlds.world import Action
 from kvsm.core.ledger.invariants import check_rest
 from kvsm.core.scheduler.groups import KeyLayout
 from kvsm.core.scheduler.request_params import AgentHint
-from kvsm.core.scheduler.session_leases import SessionLeases
+from kvsm.core.scheduler.session_leases import ENDS_IN_A_LOOK, SessionLeases
 from kvsm.core.scheduler.tracked import TrackedRequest
 from kvsm.errors import PropertyBroken
 from kvsm.events import BlocksEvicted, HintAnswered, HintOutcome, OffloadingEvent
@@ -83,7 +83,7 @@ class HintWorld:
         self.kept: dict[str, _Kept] = {}
         """Session -> what it is promised, oldest first."""
         self._left = {name: int(getattr(options, name)) for name in _BUDGETS}
-        self._most = floor(options.share * options.slots)
+        self._most = min(floor(options.share * options.slots), options.slots - 1)
         self._keys = [self._tracked("own", prompt).all_keys()[0] for prompt in range(options.prompts)]
         """The keys of each prompt in the first KV cache group."""
         self._seen = 0
@@ -312,8 +312,10 @@ class HintWorld:
     # Checks.
 
     def _look(self) -> None:
-        """The engine looks at its leases; the books let go of what is lost or over."""
-        self.leases.look()
+        """The engine looks at its leases, as often as all of them need to expire; the books let go of what is
+        lost or over."""
+        for _ in range(ceil(self.options.sessions / ENDS_IN_A_LOOK)):
+            self.leases.look()
         index = self.host.core.ledger.index
         for session, kept in list(self.kept.items()):
             kept.keys.intersection_update(index)

@@ -137,6 +137,17 @@ def test_sessions_that_want_everything_leave_the_others_three_quarters_of_the_po
     assert engine.hits(50, 24) == 24
 
 
+def test_a_share_of_everything_leaves_a_slot_for_stores() -> None:
+    """Leases have no other holder to give way, so a pool that they fill would store nothing for an hour."""
+    engine = AgentEngine(slots=8, share=1.0)
+    for prompt in range(4):
+        engine.store(prompt, 4)
+        engine.end(prompt, 4, f"s{prompt}", KEEP)
+    assert engine.leases.held <= 7
+    engine.store(50, 1)
+    assert engine.hits(50, 1) == 1
+
+
 def test_blocks_that_are_still_being_stored_are_leased_and_pinned_once_they_are_there() -> None:
     engine = AgentEngine(slots=32)
     transfer = engine.store(1, 4, reported=False)
@@ -199,6 +210,19 @@ def test_the_number_of_leases_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> No
     engine.now = 60.0
     engine.leases.look()
     assert not engine.leases.leases
+
+
+def test_a_step_does_not_wait_for_the_ends_of_many_leases() -> None:
+    engine = AgentEngine(slots=32)
+    engine.store(1, 4)
+    for session in range(20):
+        engine.end(1, 4, f"s{session}", KEEP)
+    engine.now = 60.0
+    left = []
+    while engine.leases.leases:
+        engine.leases.look()
+        left.append(len(engine.leases.leases))
+    assert left == [12, 4, 0]
 
 
 def test_a_block_that_is_held_too_often_is_not_leased(monkeypatch: pytest.MonkeyPatch) -> None:
