@@ -60,6 +60,8 @@ class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True):
     store_threshold: the number of offers of a key until it is stored.
     block_tokens: tokens of one device block, the unit in which `HitMatched` counts a prompt. If KV cache
         groups have blocks of different sizes: their least common multiple. 0: unknown.
+    load_only_if_faster: whether a hit is declined if the measured times (`TimesMeasured`) say that its
+        tokens are computed at least as fast as its blocks are loaded.
     """
 
     host_blocks: int
@@ -73,6 +75,7 @@ class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True):
     transfer_ticks: int = 10_000
     store_threshold: int = 1
     block_tokens: int = 0
+    load_only_if_faster: bool = False
 
     @property
     def counted_keys(self) -> int:
@@ -260,8 +263,8 @@ class HitMatched(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=5)
     """The result of a lookup: the host serves `slots`, in prefix order, and each is pinned. No slots: a miss.
     A request may be looked up many times before it is admitted; `RequestAdmitted` has the result that counts.
 
-    missed: the first key that was not readable, where the hit ends. None if all keys were readable, or none
-        was looked up.
+    missed: the first key that was not readable, where the hit ends. None if all keys were readable, none was
+        looked up, or the hit was declined (`SlowHitFound`).
     asked: full blocks of the request's tokens: of its prompt, and after a preemption of its output too. If
         `on_device` is None, only the blocks that were looked up on the host.
     on_device: how many of these blocks the device had.
@@ -491,8 +494,8 @@ class RequestAdmitted(OffloadingEvent, frozen=True, array_like=True, gc=False, t
     on_device: how many of these blocks the device had.
     on_host: how many of these blocks the engine takes from the host, after the ones on the device. A load
         that fails later does not change it.
-    missed: the first key that was not readable, where the hit ends. None if all keys were readable, or none
-        was looked up.
+    missed: the first key that was not readable, where the hit ends. None if all keys were readable, none was
+        looked up, or the hit was declined (`SlowHitFound`).
     resumed: the request was admitted before, and has lost its blocks since: a preemption or a failed load.
         Figures of a run leave it out, as vLLM's prefix cache metrics leave out preempted requests.
 
@@ -531,6 +534,38 @@ class HintAnswered(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=
     leased: Id = 0
     ttl_ms: Id = 0
     why: HintReason = HintReason.NONE
+class TimesMeasured(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=29):
+    """The measured times of loads and of computation have changed since the last such event. With
+    `load_only_if_faster`, decisions use the times in this event until the next one.
+
+    start_us: time of a load that does not depend on its size (us).
+    block_ns: time that each device block adds to the load, and each block of a load in flight before it (ns).
+    token_ns: time to compute one token of a prompt (ns).
+    """
+
+    start_us: Id
+    block_ns: Id
+    token_ns: Id
+
+
+class SlowHitFound(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=30):
+    """To load the hit of this request is expected to take at least as long as to compute its tokens.
+
+    blocks: device blocks that the load would fill.
+    blocks_ahead: device blocks of the loads for which other requests wait.
+    tokens: tokens of the hit.
+    load_us, compute_us: the expected times of the load and of the computation (us), from `TimesMeasured`.
+    declined: whether the request computes the tokens. False: they are loaded all the same, because loads are
+        measured only if there are some.
+    """
+
+    request: str
+    blocks: Id
+    blocks_ahead: Id
+    tokens: Id
+    load_us: Id
+    compute_us: Id
+    declined: bool
 
 
 class Reach(Enum):
@@ -578,6 +613,8 @@ TRIGGERS: dict[type[OffloadingEvent], tuple[IntEnum, ...]] = {
     Restarted: (_B.RESTART, _T.CANCEL, _T.LOSE, _L.RESTART, _R.RESTART),
     RequestAdmitted: (),
     HintAnswered: (),
+    TimesMeasured: (),
+    SlowHitFound: (),
 }
 """Which triggers each kind may pull, on blocks, transfers, leases and requests. Where a kind has several for
 one machine, its fields or its transfer decide between them: good or bad, store or load."""
@@ -614,5 +651,7 @@ REACHES: dict[type[OffloadingEvent], tuple[Reach, ...]] = {
     Restarted: (Reach.PROCESS,),
     RequestAdmitted: (),
     HintAnswered: (),
+    TimesMeasured: (),
+    SlowHitFound: (),
 }
 """What each kind changes besides the things that its fields name."""

@@ -98,6 +98,13 @@ METRICS = (
         "counts once.",
     ),
     Metric("keys_recalled", "counter", "Offered keys that the policy remembers evicting (ghost hits)."),
+    Metric(
+        "slow_hits",
+        "counter",
+        "Hits whose load was expected to take at least as long as to compute their tokens, by what the "
+        "request did. One in sixteen is loaded, to measure loads.",
+        {"result": ("declined", "loaded")},
+    ),
     Metric("key_bytes", "counter", "Bytes of the keys that events contain."),
     Metric(
         "matches",

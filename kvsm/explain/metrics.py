@@ -236,6 +236,7 @@ class Metrics:
         self._blocks_matched = self._blocks_evicted = self._keys_recalled = self._key_bytes = 0
         self._hits = self._misses = self._finished_requests = self._aborted_requests = 0
         self._on_device = self._on_host = self._nowhere = 0
+        self._slow_hits = {"declined": 0, "loaded": 0}
         self._loads_voided = self._transfers_flushed = self._blocks_imported = 0
         self._imports_ended = dict.fromkeys(ENDS, 0)
         self._copies: set[str] = set()  # to another tier; the ledger has them as requests
@@ -324,6 +325,7 @@ class Metrics:
             "blocks_skipped": dict(self._skipped_blocks),
             "allocation_failures": self._allocation_failures,
             "keys_recalled": self._keys_recalled,
+            "slow_hits": dict(self._slow_hits),
             "key_bytes": self._key_bytes,
             "matches": {"hit": self._hits, "miss": self._misses},
             "requests": {BY_FINISH: self._finished_requests, "aborted": self._aborted_requests},
@@ -421,6 +423,9 @@ class Metrics:
             self._deferral_ticks[ticks] += 1
             # The wall clock may have been set back meanwhile.
             self._deferral_seconds.observe(max(0, event.wall_ns - wall_ns) / 1e9)
+
+    def _slow_hit(self, event: ev.SlowHitFound) -> None:
+        self._slow_hits["declined" if event.declined else "loaded"] += 1
 
     # Keys and blocks.
 
@@ -538,6 +543,7 @@ _DETAILS: dict[type[OffloadingEvent], Callable[[Metrics, Any], None]] = {
     ev.RequestAdmitted: Metrics._admitted,
     ev.HintAnswered: Metrics._hint_answered,
     ev.RequestDeferred: Metrics._deferred,
+    ev.SlowHitFound: Metrics._slow_hit,
     ev.KeysRecalled: Metrics._recalled,
     ev.BlocksEvicted: Metrics._evicted,
     ev.StorePlanned: Metrics._store_planned,

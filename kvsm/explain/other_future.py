@@ -554,6 +554,11 @@ def _offered(future: _Future, _recorded: Ledger, event: ev.BlocksOffered) -> Non
         future.core.advance(offers)
 
 
+def _slow_hit_found(future: _Future, _recorded: Ledger, event: ev.SlowHitFound) -> None:
+    if future.is_alive(event.request):
+        future.core.declines(event.request, event.blocks, event.tokens)
+
+
 def _reset(future: _Future, _recorded: Ledger, _event: ev.CacheReset) -> None:
     future.core.reset()
 
@@ -593,6 +598,10 @@ _CALLS: dict[type[OffloadingEvent], _Call] = {
     ev.Ticked: lambda future, _, __: future.core.tick(),
     ev.BlocksOffered: _offered,
     ev.OffersCounted: lambda future, _, event: future.core.count_offers(event.keys),
+    ev.TimesMeasured: lambda future, _, event: future.core.note_times(
+        event.start_us, event.block_ns, event.token_ns
+    ),
+    ev.SlowHitFound: _slow_hit_found,
     ev.Restarted: _restarted,
     ev.BlocksRewritten: lambda future, _, event: future.core.rewrite(to_list(event.device_blocks)),
 }

@@ -63,6 +63,7 @@ RUNS = {
     "audited": 100,
     "wrong-books": 50,
     "admission": 200,
+    "slow-loads": 200,
     "whole": 80,
     "hints": 200,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvsm.check.vllm_fuzz.twin_asks import parts_of
+from kvsm.check.worlds.declined_hits import watch_slow_answers
 from kvsm.check.worlds.longest_hit import watch_answers
 from kvsm.vllm.scheduler_side import SchedulerSide
 
@@ -19,4 +20,5 @@ def watch_hits(connector: Any) -> None:
     for part in parts_of(connector):
         side = getattr(part, "_side", None)
         if isinstance(side, SchedulerSide) and side._disk is None:
-            watch_answers(side._scheduler)
+            declines = side._core.offloader.config.load_only_if_faster
+            (watch_slow_answers if declines else watch_answers)(side._scheduler)

@@ -41,6 +41,7 @@ from kvsm.check.worlds.restored_world import RestoredOptions, RestoredWorld, dra
 from kvsm.check.worlds.serving_world import EndingServing, ServingOptions
 from kvsm.check.worlds.skewed_core import SkewedCoreOptions, SkewedCoreWorld
 from kvsm.check.worlds.tier_served import ServedTwoTiers
+from kvsm.check.worlds.timed_serving import TimedServing
 from kvsm.check.worlds.two_tiers import TwoTierOptions
 from kvsm.check.worlds.whole_options import draw_whole
 from kvsm.check.worlds.whole_world import WholeOptions, WholeWorld
@@ -257,6 +258,13 @@ TARGETS: dict[str, WalkTarget] = {
         WiderOptions,
         WiderServing,
         draw_admission,
+        2,
+    ),
+    "slow-loads": WalkTarget(
+        "layers with measured times, by which hits are declined whose load is slow",
+        WiderOptions,
+        TimedServing,
+        draw_layers,
         2,
     ),
     "whole": WalkTarget(

@@ -197,15 +197,20 @@ def expected_answer(
     return asked.offered(ledger)
 
 
+def cells_of(scheduler: OffloadScheduler, request: EngineRequest) -> list[bytes]:
+    """Return the hash of the prefix that ends with each token; empty for a token that ends no block."""
+    cells = [b""] * request.num_tokens
+    for number, value in enumerate(request.block_hashes, 1):
+        cells[number * scheduler.config.tokens_per_hash - 1] = value
+    return cells
+
+
 def watch_answers(scheduler: OffloadScheduler) -> None:
     """Check each future answer of a scheduler. There must be no tier below the host."""
     ask = scheduler.get_num_new_matched_tokens
 
     def watched(request: EngineRequest, num_computed_tokens: int) -> tuple[int | None, bool]:
-        cells = [b""] * request.num_tokens
-        for number, value in enumerate(request.block_hashes, 1):
-            cells[number * scheduler.config.tokens_per_hash - 1] = value
-        expected = expected_answer(scheduler, request, cells, num_computed_tokens)
+        expected = expected_answer(scheduler, request, cells_of(scheduler, request), num_computed_tokens)
         found, loads = ask(request, num_computed_tokens)
         check_answer(request, num_computed_tokens, found, expected)
         return found, loads

@@ -59,6 +59,13 @@ def _key_bytes(log: Log, _ledger: Ledger) -> int:
     return listed + sum(len(getattr(event, "missed", None) or b"") for event in log)
 
 
+def _slow_hits(log: Log, _ledger: Ledger) -> dict[str, int]:
+    return {
+        "declined": _named(log, "SlowHitFound", declined=True),
+        "loaded": _named(log, "SlowHitFound", declined=False),
+    }
+
+
 def _requests(log: Log, _ledger: Ledger) -> dict[str, int]:
     ends, copies = {BY_FINISH: 0, "aborted": 0}, set[str]()
     for event in log:
@@ -100,6 +107,7 @@ ORACLES: Mapping[str, Oracle] = {
     "blocks_evicted": lambda log, _: _length(log, ev.BlocksEvicted, "slots"),
     "blocks_skipped": _blocks_skipped,
     "allocation_failures": _allocation_failures,
+    "slow_hits": _slow_hits,
     "keys_recalled": lambda log, _: sum(len(one.keys) for one in log if isinstance(one, ev.KeysRecalled)),
     "key_bytes": _key_bytes,
     "requests": _requests,

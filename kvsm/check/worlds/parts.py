@@ -186,6 +186,8 @@ declare(
     life=_PEOPLE,
     kept=FIXED,
     weights=KEPT,
+    times=KEPT,
+    declined_hits=KEPT,
     blocks=Seen(_block_words),
     leases=Seen(lambda ledger, names: [ledger.leases.words[block] for block in names.blocks]),
     generation=Dropped("event numbers: only whether a pin still holds matters"),

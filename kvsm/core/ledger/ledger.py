@@ -8,7 +8,7 @@ from typing import Any
 
 from kvsm import events as ev
 from kvsm.core import native
-from kvsm.core.ledger import cache, loads, requests, restart, stores, transfers
+from kvsm.core.ledger import cache, loads, requests, restart, stores, times, transfers
 from kvsm.core.ledger.records import TransferRecord
 from kvsm.core.ledger.state import LedgerState
 from kvsm.errors import InvalidEvent
@@ -61,7 +61,7 @@ report_rejected = step_ended = hint_answered = only_recorded
 def _handler(kind: type[OffloadingEvent]) -> Callable[[LedgerState, Any], TransferRecord | None]:
     """Return the function of this package that is named after a kind of event."""
     name = re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
-    for functions in (globals(), *map(vars, (requests, stores, loads, transfers, cache, restart))):
+    for functions in (globals(), *map(vars, (requests, stores, loads, transfers, cache, restart, times))):
         if name in functions:
             found: Callable[[LedgerState, Any], TransferRecord | None] = functions[name]
             return found

@@ -64,6 +64,7 @@ def restarted(ledger: LedgerState, event: ev.Restarted) -> None:
         ledger.leases = StateWords(LEASE_WORDS, config.device_blocks)
     ledger.provenance = Provenance()
     ledger.offers = OfferHistory(config.counted_keys, ledger.offers.times.items())
+    ledger.times, ledger.declined_hits = None, 0
     ledger.config, ledger.life = config, event.life
     ledger.voided_at = ledger.ended_at = ledger.forgotten_at = seq
 

@@ -16,6 +16,7 @@ from msgspec.structs import astuple
 from numpy.typing import NDArray
 
 from kvsm.core.ledger import Ledger, RequestRecord, TransferRecord, indexed_slots
+from kvsm.core.ledger.expected_times import LOADED_EVERY, are_possible
 from kvsm.errors import described
 from kvsm.events import Direction, OffloadConfig, Owners, Parents
 from kvsm.identity import KeptPools
@@ -59,6 +60,8 @@ class SavedLedger(msgspec.Struct, array_like=True, frozen=True):
     life: int = 1
     kept: KeptPools | None = None
     weights: str = ""
+    times: tuple[int, int, int] | None = None
+    declined_hits: int = 0
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -94,6 +97,8 @@ def _state_of(ledger: Ledger) -> SavedLedger:
         life=ledger.life,
         kept=ledger.kept,
         weights=ledger.weights,
+        times=ledger.times,
+        declined_hits=ledger.declined_hits,
     )
 
 
@@ -162,6 +167,8 @@ def check_saved(state: SavedLedger, config: OffloadConfig) -> None:
     _refuse(
         not all(0 <= block < blocks for block, _ in (*state.brought, *state.stale)), "a wrong device block"
     )
+    _refuse(not 0 <= state.declined_hits < LOADED_EVERY, "an impossible number of declined hits")
+    _refuse(state.times is not None and not are_possible(state.times), "an impossible measured time")
     for transfer in state.transfers:
         _check_transfer(_restored(TransferRecord, transfer), state, config)
     for request in state.requests:
@@ -218,6 +225,7 @@ def _ledger_of(state: SavedLedger) -> Ledger:
     ledger.provenance.stale.update(state.stale)
     ledger.offers.times.update(state.offers)
     ledger.life, ledger.kept, ledger.weights = state.life, state.kept, state.weights
+    ledger.times, ledger.declined_hits = state.times, state.declined_hits
     ledger.blocks.view[:] = np.frombuffer(state.blocks, dtype=np.int32)
     ledger.leases.view[:] = np.frombuffer(state.leases, dtype=np.int32)
     ledger.blocks.recount()

@@ -74,6 +74,10 @@ class LedgerState:
         self.requests: dict[str, RequestRecord] = {}
         self.deferred: dict[str, RequestRecord] = {}
         """The requests that are DEFERRED."""
+        self.times: tuple[int, int, int] | None = None
+        """The fields of the last `TimesMeasured`; None if this process has measured nothing yet."""
+        self.declined_hits = 0
+        """The number of slow hits that were declined since the last one that was loaded all the same."""
         self.provenance, self.offers = Provenance(), OfferHistory(config.counted_keys)
 
     def readable(self, slot: int) -> bool:

@@ -1,7 +1,7 @@
 /* Written by specs/native_tables.py from kvsm/states/ and kvsm/events.py. Do not edit. */
 
 #define MACHINES_DIGEST "d04801b8cc0cef81"
-#define KIND_NAMES "LogOpened RequestArrived RequestPreempted RequestFinished HitMatched HitReleased RequestDeferred KeysRecalled BlocksEvicted StorePlanned StoreSkipped LoadPlanned TransfersSubmitted TransferCancelled WorkerReported ReportRejected TransferLost BlocksTouched FlushRequested CacheReset StepEnded Ticked BlocksOffered OffersCounted BlocksRewritten Restarted RequestAdmitted HintAnswered"
+#define KIND_NAMES "LogOpened RequestArrived RequestPreempted RequestFinished HitMatched HitReleased RequestDeferred KeysRecalled BlocksEvicted StorePlanned StoreSkipped LoadPlanned TransfersSubmitted TransferCancelled WorkerReported ReportRejected TransferLost BlocksTouched FlushRequested CacheReset StepEnded Ticked BlocksOffered OffersCounted BlocksRewritten Restarted RequestAdmitted HintAnswered TimesMeasured SlowHitFound"
 #define NUM_MACHINES 4
 #define MOST_ARCS 45
 #define SMALL 16
@@ -45,6 +45,8 @@ enum {
     KIND_Restarted,
     KIND_RequestAdmitted,
     KIND_HintAnswered,
+    KIND_TimesMeasured,
+    KIND_SlowHitFound,
     NUM_KINDS
 };
 
@@ -87,6 +89,8 @@ static const unsigned char changes[NUM_KINDS] __attribute__((unused)) = {
     [KIND_Restarted] = EVERYTHING,
     [KIND_RequestAdmitted] = NOTHING,
     [KIND_HintAnswered] = NOTHING,
+    [KIND_TimesMeasured] = NOTHING,
+    [KIND_SlowHitFound] = NOTHING,
 };
 
 #define SET_TO_ZERO INT32_MIN

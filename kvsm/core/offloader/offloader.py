@@ -26,7 +26,7 @@ from kvsm.core.log import (
     StateCopy,
 )
 from kvsm.core.log.flush_mark import UNBOUND
-from kvsm.core.offloader import matching, storing
+from kvsm.core.offloader import matching, slow_hits, storing
 from kvsm.core.offloader import transferring as transfers
 from kvsm.core.offloader.arguments import (
     KEY_BYTES_MAX,
@@ -212,6 +212,9 @@ class Offloader(EventEmitter):
     defer = matching.defer
     release = matching.release
     in_flight = matching.in_flight
+    note_times = slow_hits.note_times
+    is_slow_hit = slow_hits.is_slow_hit
+    declines = slow_hits.declines
 
     # Stores.
     prepare_store = storing.prepare_store

@@ -12,6 +12,7 @@ engine must provide. The other files:
 - `tracked`: a request, with the scheduler side's own state of it;
 - `hits`: the longest hit that all groups serve, and `load_targets`: the device blocks that it fills;
 - `offers`: which chunks are offered for a store, and when again (`retry`); `offer_batch`: one such offer;
+- `load_timer`: measures loads and computation, for hits that are not worth a load;
 - `free_queue`: the lazy store;
 - `device_blocks`: references to device blocks while copies touch them;
 - `computed_tokens`: a check that an engine counts no token as computed too early;
@@ -29,6 +30,7 @@ from kvsm.core.scheduler.groups import (
     StoreMode,
     block_key,
 )
+from kvsm.core.scheduler.load_timer import LoadTimer
 from kvsm.core.scheduler.protocols import DevicePool, EngineRequest, StepOutput
 from kvsm.core.scheduler.scheduler import OffloadScheduler
 from kvsm.core.scheduler.scheduler_state import LoadEnded, StepResults
@@ -41,6 +43,7 @@ __all__ = [
     "KVCacheGroup",
     "LastStep",
     "LoadEnded",
+    "LoadTimer",
     "OffloadScheduler",
     "SchedulerConfig",
     "StepOutput",

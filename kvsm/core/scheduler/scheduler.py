@@ -144,6 +144,8 @@ class OffloadScheduler:
         if end == num_computed_tokens:
             return self._pin(tracked, (), end, lookup.lacking)
         slots = lookup.slots(end, index)
+        if self._declines(tracked, len(slots), end):
+            return self._pin(tracked, (), num_computed_tokens, None)
         awaited = core.in_flight(slots)
         if awaited is not None:
             if core.defer(name, awaited):
@@ -154,10 +156,26 @@ class OffloadScheduler:
 
             end = lookup.longest_hit(limit, known)
             slots = lookup.slots(end, index)
+            if self._declines(tracked, len(slots), end):
+                return self._pin(tracked, (), num_computed_tokens, None)
         if not len(slots):
             # No layer reads a token before `end`, so there is nothing to load.
             end = num_computed_tokens
         return self._pin(tracked, slots, end, lookup.lacking)
+
+    def _declines(self, tracked: TrackedRequest, slots: int, end: int) -> bool:
+        """Whether the request computes the tokens of its hit up to `end`, because to load `slots` slots takes
+        as long. Blocks that another engine computed for it are always loaded.
+
+        A waiting request asks in each step. A decision on its slow hit holds until it gets blocks, or until
+        the load is no longer slow.
+        """
+        core, blocks, tokens = self.offloader, slots * self._blocks_per_chunk, end - tracked.local
+        if tracked.remote_prefill is not None or not slots or not core.is_slow_hit(blocks, tokens):
+            tracked.declined = None
+        elif tracked.declined is None:
+            tracked.declined = core.declines(tracked.name, blocks, tokens)
+        return tracked.declined is True
 
     def _fetch(self, below: TierBelow, tracked: TrackedRequest, lookup: HitSearch, limit: int) -> int | None:
         """Let the tier below fetch keys for a longer hit. Returns the transfer to wait for, or None."""
@@ -167,6 +185,9 @@ class OffloadScheduler:
             return None
         counts = self._counts(tracked, end)
         keys, parents = lookup.needed_keys(end), tuple(lookup.parents(end).items())
+        blocks = len(keys) * self._blocks_per_chunk
+        if tracked.remote_prefill is None and self.offloader.is_slow_hit(blocks, end - tracked.local):
+            return None
         return below.fetch(PendingHit(tracked.name, keys, lookup.lacking, *counts, parents=parents))
 
     def _may_load(self, tracked: TrackedRequest, limit: int) -> bool:
@@ -222,7 +243,7 @@ class OffloadScheduler:
         self._take_over_blocks(tracked, block_ids, end)
         if tracked.answered:
             core.admit(tracked.name, *self._counts(tracked, end), tracked.missed, tracked.admitted)
-            tracked.answered, tracked.admitted = False, True
+            tracked.answered, tracked.admitted, tracked.declined = False, True, None
         if not num_external_tokens:
             tracked.forget_asked_keys()
             core.release(tracked.name)

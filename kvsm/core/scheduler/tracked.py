@@ -35,6 +35,7 @@ class TrackedRequest:
         "agent_hint",
         "answered",
         "asked_keys",
+        "declined",
         "loaded",
         "local",
         "max_load_tokens",
@@ -66,6 +67,8 @@ class TrackedRequest:
     """Whether it has an answer to its lookup, and reads the cache: that is what it is admitted with."""
     missed: Annotated[bytes | None, Dropped("figures of a run; nothing is decided by it")]
     """The first missing key of its last lookup; None: no key was missing."""
+    declined: Annotated[bool | None, KEPT]
+    """Whether its hit was declined, if the last lookup found that its load is slow; None: it was not slow."""
     admitted: Annotated[bool, Dropped("figures of a run; nothing is decided by it")]
     """Whether it has been admitted before."""
     watched_from: Annotated[
@@ -103,7 +106,7 @@ class TrackedRequest:
         self.tables = [[] for _ in config.groups]
         self.asked_keys = [[] for _ in config.groups]
         self.local = self.watched_from = self.next_offer = 0
-        self.trusted = self.missed = None
+        self.trusted = self.missed = self.declined = None
         self.answered = self.admitted = False
         self.loaded = NO_TOKENS
         self.retried, self.refused = set(), set()

@@ -86,6 +86,15 @@ NAMED_BY_FIELDS: dict[str, tuple[str, Callable[[Any], Iterable[Any]]] | None] = 
             "leased",
             "ttl_ms",
             "why",
+            "start_us",
+            "block_ns",
+            "token_ns",
+            "blocks",
+            "blocks_ahead",
+            "tokens",
+            "load_us",
+            "compute_us",
+            "declined",
         )
     ),
 }

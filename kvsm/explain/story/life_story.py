@@ -461,6 +461,15 @@ def _blocks(start: int, end: int) -> str:
     return f"block {start}" if end - start == 1 else f"blocks {start}..{end - 1}"
 
 
+def _slow_hit(_telling: _Telling, event: ev.SlowHitFound) -> str:
+    ahead = f" behind {event.blocks_ahead} of other loads" if event.blocks_ahead else ""
+    end = "it computes them" if event.declined else "they are loaded all the same, to measure loads"
+    return (
+        f"request {event.request}: the load of {event.blocks} blocks{ahead} is expected to take "
+        f"{event.load_us:,} us, and to compute their {event.tokens} tokens {event.compute_us:,} us: {end}"
+    )
+
+
 _Teller = Callable[[_Telling, Any], str]
 
 _TELLERS: dict[type[OffloadingEvent], _Teller] = dict.fromkeys(KINDS, _by_its_fields) | {
@@ -489,5 +498,6 @@ _TELLERS: dict[type[OffloadingEvent], _Teller] = dict.fromkeys(KINDS, _by_its_fi
     ev.Ticked: lambda _, event: f"tick {event.tick}: it has waited long enough",
     ev.BlocksOffered: _offered,
     ev.OffersCounted: lambda _, event: f"{render_keys(event.keys)}: offered once more",
+    ev.SlowHitFound: _slow_hit,
 }
 """The function that makes the text of each kind of event; by default the event's fields are shown."""

@@ -293,7 +293,7 @@ class Extractor:
         if answer is None or (answer.hit_slots, answer.missed) != (slots, missed):
             # The request was admitted with a later answer than the last logged one.
             self._answer(request, event, slots, admitted=event.seq, resumed=event.resumed)
-            request.answer = None
+            request.answer = request.declined = None
             return
         used = msgspec.structs.replace(
             answer,
@@ -304,6 +304,12 @@ class Extractor:
             resumed=event.resumed,
         )
         self._tables.add("lookups", used)
+        request.declined = None
+
+    def _slow_hit(self, event: ev.SlowHitFound) -> None:
+        if event.declined:
+            declined = event.seq, event.tokens, event.load_us, event.compute_us
+            self._request(event).declined = declined
 
     def _answer(
         self,
@@ -316,6 +322,7 @@ class Extractor:
     ) -> None:
         """Add a row for the answer to a lookup."""
         request.lookups += 1
+        declined = request.declined if slots == 0 and event.missed is None else None
         request.answer = LookupRow(
             event.seq,
             event.step,
@@ -329,6 +336,7 @@ class Extractor:
             resumed,
             None if event.missed is None else event.missed.hex(),
             *self._lives.missed(self.ledger, event),
+            *(declined or ()),
         )
         self._tables.add("lookups", request.answer)
 
@@ -526,6 +534,7 @@ FACTS: dict[type[OffloadingEvent], Callable[[Extractor, Any], object]] = {
     ev.RequestAdmitted: Extractor._admitted,
     ev.HintAnswered: Extractor._hint_answered,
     ev.RequestDeferred: Extractor._request,
+    ev.SlowHitFound: Extractor._slow_hit,
     ev.BlocksEvicted: Extractor._evicted,
     ev.StorePlanned: Extractor._store_planned,
     ev.StoreSkipped: Extractor._skipped,

@@ -37,6 +37,7 @@ class RequestInProgress(msgspec.Struct):
     state, since, awaits: its current state, when it entered it, and the transfer that it waits for, if any.
     answer: the row of its last lookup; None: there is none, or the request was admitted with it.
     stores: number of its stores that have not ended.
+    declined: its last declined hit since it was admitted, as the last four columns of `LookupRow`; or None.
 
     The other fields are as in `RequestRow`.
     """
@@ -65,6 +66,7 @@ class RequestInProgress(msgspec.Struct):
     session: str | None = None
     answer: LookupRow | None = None
     stores: int = 0
+    declined: tuple[int, int, int, int] | None = None
 
     def row(self, now_ns: int) -> RequestRow:
         """The row as it is now. A current wait counts up to `now_ns`."""

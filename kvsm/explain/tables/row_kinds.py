@@ -133,6 +133,8 @@ class LookupRow(msgspec.Struct, frozen=True):
         flight, or the transfer that failed, was cancelled, lost or cut off.
     cause_requests: the requests of this transfer, as a JSON list.
     skipped: the last event since `cause` that skipped an offer of the key; None: there is none.
+    declined: the event that declined a hit because its load is slow (`SlowHitFound`); None: there is none.
+    declined_tokens, load_us, compute_us: its tokens, and the expected times of their load and computation.
     """
 
     event: int
@@ -151,6 +153,10 @@ class LookupRow(msgspec.Struct, frozen=True):
     cause_transfer: int | None
     cause_requests: str | None
     skipped: int | None
+    declined: int | None = None
+    declined_tokens: int | None = None
+    load_us: int | None = None
+    compute_us: int | None = None
 
 
 class TransferRow(msgspec.Struct, frozen=True):

@@ -110,6 +110,10 @@ class Book:
         self._offers: OrderedDict[bytes, int] = OrderedDict()
         """key -> number of its offers while it is not stored. The key offered longest ago is first."""
         self._remembered = config.counted_keys
+        self._times: tuple[int, int, int] | None = None
+        """The times of a load, of a block and of a token that were measured last."""
+        self._declined_hits = 0
+        """Slow hits that were declined since the last slow hit that was loaded."""
         self.told: list[Told] = []
         """The changes of the last event that must be published to routers."""
         self._broken: list[Violation] = []
@@ -235,6 +239,32 @@ class Book:
             state, copies, pins = book[slot]
             book[slot] = after = state, copies, pins - 1
             self._idle += after == IDLE
+
+    def _measured(self, event: ev.TimesMeasured) -> None:
+        self._times = event.start_us, event.block_ns, event.token_ns
+
+    def _slow_hit(self, event: ev.SlowHitFound) -> None:
+        """Check that the measured times make this hit slow, and that one in sixteen is loaded."""
+        loading = [
+            len(one.device_blocks)
+            for one in self._transfers.values()
+            if not (one.store or one.abandoned or self._known.get(one.request))
+        ]
+        start_us, block_ns, token_ns = self._times or (0, 0, 0)
+        load_us = start_us + (sum(loading) + event.blocks) * block_ns // 1000
+        compute_us = event.tokens * token_ns // 1000
+        if self._times is None or load_us < compute_us:
+            self._request_breaks(event.request, "has a slow hit, which the measured times do not make slow")
+        if (event.blocks_ahead, event.load_us, event.compute_us) != (sum(loading), load_us, compute_us):
+            self._request_breaks(
+                event.request, f"has a slow hit with other times: {load_us}, {compute_us} us"
+            )
+        if event.declined == (self._declined_hits == 15):
+            message = (
+                f"has a slow hit after {self._declined_hits} declined ones, and declined is {event.declined}"
+            )
+            self._request_breaks(event.request, message)
+        self._declined_hits = self._declined_hits + 1 if event.declined else 0
 
     # Stores.
 
@@ -603,6 +633,7 @@ class Book:
             self._offers.popitem(last=False)
         self._last_void = self._last_end = self._last_loss = self._pins_voided = event.seq
         self._life = event.life
+        self._times, self._declined_hits = None, 0
 
     def _ticked(self, event: ev.Ticked) -> None:
         self._tick = event.tick
@@ -699,5 +730,7 @@ HANDLERS: dict[type[OffloadingEvent], Callable[[Book, Any], None]] = {
     ev.Restarted: Book._restarted,
     ev.RequestAdmitted: Book._admitted,
     ev.HintAnswered: Book._changes_nothing,
+    ev.TimesMeasured: Book._measured,
+    ev.SlowHitFound: Book._slow_hit,
 }
 """The method that follows each kind of event."""

@@ -143,6 +143,7 @@ class Witness(Book):
         one._step, one._tick, one._epoch = ledger.step, ledger.tick, ledger.epoch
         one._life, one._weights, one._pins_voided = ledger.life, ledger.weights, ledger.voided_at
         one._offers = ledger.offers.times.copy()
+        one._times, one._declined_hits = ledger.times, ledger.declined_hits
         one._last_void, one._last_end, one._last_loss = max(one._voided), ledger.ended_at, ledger.forgotten_at
         one._brought = {**ledger.provenance.brought, **ledger.provenance.stale}
         one._older = set(ledger.provenance.stale)
@@ -370,6 +371,13 @@ class Witness(Book):
                 (Property.NO_STALE_DATA, "epoch", ledger.epoch, self._epoch),
                 (Property.NO_STALE_DATA, "version of the weights", ledger.weights, self._weights),
                 (Property.EVENTS_ARE_STATE, "number of the process", ledger.life, self._life),
+                (Property.STORED_SO_SERVED, "last measured times", ledger.times, self._times),
+                (
+                    Property.STORED_SO_SERVED,
+                    "hits declined in a row",
+                    ledger.declined_hits,
+                    self._declined_hits,
+                ),
                 (Property.MATCH_HOLDS, "last event that voided a pin", ledger.voided_at, self._pins_voided),
             )
             if found != expected

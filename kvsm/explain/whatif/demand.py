@@ -529,6 +529,11 @@ def _admitted(reader: DemandReader, ledger: Ledger, event: ev.RequestAdmitted, _
     )
 
 
+def _slow_hit(reader: DemandReader, _ledger: Ledger, event: ev.SlowHitFound, _following: Any) -> None:
+    if event.declined:
+        reader.refuse("it declines a hit whose load is slow; whatif is not validated for load_only_if_faster")
+
+
 def _planned_store(reader: DemandReader, _ledger: Ledger, event: ev.StorePlanned, _following: Any) -> None:
     if not event.owners:
         reader.refuse(
@@ -619,6 +624,7 @@ def _restarted(reader: DemandReader, _ledger: Ledger, event: ev.Restarted, _foll
 FACTS: dict[type[OffloadingEvent], Callable[[DemandReader, Ledger, Any, Any], None]] = {
     ev.RequestArrived: _arrived,
     ev.RequestAdmitted: _admitted,
+    ev.SlowHitFound: _slow_hit,
     ev.RequestPreempted: _preempted,
     ev.RequestFinished: _finished,
     ev.StorePlanned: _planned_store,

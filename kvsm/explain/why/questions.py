@@ -98,7 +98,10 @@ def _found(inquiry: Inquiry, life: RequestRow, lookups: Sequence[LookupRow]) -> 
 
 
 def _unasked(inquiry: Inquiry, row: LookupRow) -> str:
-    """Explain a lookup that names no missed key: nothing was missing, or nothing was looked for."""
+    """Explain a lookup that names no missed key: nothing was missing, its hit was declined, or nothing was
+    looked for."""
+    if row.declined is not None:
+        return _declined(inquiry, row)
     if row.asked is None or row.on_device is None or row.hit_slots or row.asked - row.on_device < 2:
         return "; no key was missing"
     query = (
@@ -113,6 +116,17 @@ def _unasked(inquiry: Inquiry, row: LookupRow) -> str:
     if copies >= inquiry.log.config.max_live_transfers:
         return f"; nothing was looked for, because {copies:,} copies were in flight (max_live_transfers)"
     return "; nothing was looked for, and the log does not tell why (a request may read no cache)"
+
+
+def _declined(inquiry: Inquiry, row: LookupRow) -> str:
+    """Explain why the hit of a lookup was not loaded, with the expected times."""
+    times = f"expected to take {row.load_us:,} us, and to compute them {row.compute_us:,} us"
+    what = f"the load of {counted(row.declined_tokens or 0, 'token')}"
+    inquiry.note(row.declined, f"{what} is {times}: it is declined", *_show(row))
+    return (
+        f"; {what} from the host was declined at event {row.declined:,}, because it was {times} "
+        "(load_only_if_faster)"
+    )
 
 
 def _show(lookup: LookupRow) -> tuple[str, str]:

@@ -26,6 +26,7 @@ from kvsm.core.ledger import Ledger, NativeLedger, frozen
 from kvsm.core.ledger.frozen import freeze
 from kvsm.core.ledger.snapshot import snapshot
 from kvsm.core.ledger.state_copy import StateCopy, WholeState
+from kvsm.core.log import MemoryLog
 from kvsm.core.offloader import Offloader
 from kvsm.core.offloader.emitter import EventEmitter
 from kvsm.core.policies import POLICIES
@@ -110,7 +111,7 @@ def test_a_copy_is_the_state_at_which_it_was_frozen(policy: str, seed: int) -> N
 def test_each_kind_of_event_may_follow() -> None:
     """A copy is begun before each event of some walks, and goes on only after it."""
     met, seed = set[type[OffloadingEvent]](), 0
-    while seed < 30 or met != set(KINDS):
+    while seed < 30 or met != set(KINDS) - {ev.TimesMeasured, ev.SlowHitFound}:
         options, seed = draw_options(Random(seed)), seed + 1
         ledger = Ledger(options.config())
         for event in walked(options, seed, 60):
@@ -119,6 +120,22 @@ def test_each_kind_of_event_may_follow() -> None:
             assert finished(copy) == wanted, event
             met.add(type(event))
         assert seed < 1_000, set(KINDS) - met
+
+
+@needs_native
+def test_measured_times_and_slow_hits_may_follow() -> None:
+    """The world of the core has no such events."""
+    log = MemoryLog()
+    config = OffloadConfig(host_blocks=4, device_blocks=4, load_only_if_faster=True)
+    core = Offloader(config, log, clock_ns=lambda: 0)
+    core.note_times(9, 9, 0)
+    core.arrive("r")
+    assert core.declines("r", 1, 1)
+    ledger = Ledger(config)
+    for event in log:
+        wanted, copy = snapshot(ledger), freeze(ledger)
+        ledger.apply(event)
+        assert finished(copy) == wanted, event
 
 
 @needs_native

@@ -107,8 +107,13 @@ def test_no_life_of_the_core_breaks_a_property_in_thousands(
 
 def test_a_log_of_every_kind_of_event_verifies(tmp_path: Path) -> None:
     """Digest, counts and range of a good log that has every kind of event."""
-    life = random_life(1, 4000, tmp_path / "log", policy="arc", writer={"segment_bytes": 20_000})
+    options = {"policy": "arc", "load_only_if_faster": True}
+    life = random_life(1, 4000, tmp_path / "log", writer={"segment_bytes": 20_000}, **options)
     life.drain()
+    life.core.note_times(9, 0, 0)
+    life.core.arrive("slow")
+    assert life.core.declines("slow", 1, 1)
+    life.core.finish("slow")
     life.core.count_offers([b"offered once"])
     life.close()
     assert {type(event) for event in life.events} >= set(KINDS) - {ev.RequestArrived}

@@ -121,6 +121,33 @@ def test_request_that_missed_what_was_evicted(story: Story) -> None:
     ]
 
 
+def test_a_declined_hit_is_explained_with_its_times(tmp_path: Path) -> None:
+    """The blocks are on the host, so only the expected times say why the request computed them."""
+    story = Story(tmp_path / "log", load_only_if_faster=True)
+    story.store("r1", keys(2))
+    story.core.note_times(500, 10_000, 1_000)
+    story.core.arrive("r2")
+    assert story.core.declines("r2", 2, 32)
+    story.core.pin("r2", [], None, 3, 0, 0)
+    story.core.admit("r2", 3, 0, 0)
+    with story.close() as log:
+        found = explain_request(log, "r2")
+        told = [line.text for line in tell(LogReader(story.directory), life_of("--request", "r2"))]
+    assert found.answer[0] == (
+        "Request r2 found 0 of the 3 blocks of its prompt on the device and 0 on the host, and missed 3 (48 "
+        "tokens); the load of 32 tokens from the host was declined at event 9, because it was expected to "
+        "take 520 us, and to compute them 32 us (load_only_if_faster)."
+    )
+    assert (
+        "9 the load of 32 tokens is expected to take 520 us, and to compute them 32 us: it is declined"
+        in (evidence(found))
+    )
+    assert any(
+        "the load of 2 blocks is expected to take 520 us, and to compute their 32 tokens 32 us" in text
+        for text in told
+    )
+
+
 def test_key_that_was_evicted(story: Story) -> None:
     """Who stored it, who used it, why it is gone, and who wanted it afterwards."""
     story.store("r1", keys(2))
