@@ -45,6 +45,9 @@ class ConnectorOptions(LogOptions, frozen=True, kw_only=True):
     cpu_bytes_to_use_per_rank: host memory for KV cache, for each rank (bytes).
     policy: the eviction policy: a name in `kvsm.core.policies.POLICIES`, or `package.module:Class`.
     store_threshold: how often a block must be offered before it is stored.
+    load_only_if_faster: whether a hit on the host is declined if the times measured so far say that its
+        tokens are computed at least as fast as they are loaded. One such hit in sixteen is loaded, to measure
+        loads.
     verify_copies: whether each stored block gets a checksum, which every load compares. A load of wrong bytes
         fails.
     event_log: a directory for event logs. Each start of an engine creates its own directory in it.
@@ -91,6 +94,7 @@ class ConnectorOptions(LogOptions, frozen=True, kw_only=True):
     cpu_bytes_to_use_per_rank: Bytes | None = None
     policy: str = "lru"
     store_threshold: int = 1
+    load_only_if_faster: bool = False
     verify_copies: bool = False
     event_log: str | None = None
     log_on_failure: OnFailure = "continue"

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from itertools import compress
-from time import perf_counter
+from time import monotonic_ns, perf_counter
 from typing import Any
 
 import msgspec
@@ -28,6 +28,7 @@ from kvsm.core.scheduler import (
     GroupKind,
     KVCacheGroup,
     LastStep,
+    LoadTimer,
     OffloadScheduler,
     SchedulerConfig,
     StepOutput,
@@ -98,6 +99,7 @@ class SchedulerSide:
         """The place of a configured disk tier that this engine could not open; else None."""
         lower_tier = None if self._disk is None else self._disk.tier
         self._scheduler = OffloadScheduler(self._core.offloader, scheduler_config, lower_tier)
+        self._timer = LoadTimer(self._core.offloader) if options.load_only_if_faster else None
         parts = hand_overs(options, vllm_config, kv_cache_config, self._core.offloader, scheduler_config)
         self._outgoing, self._incoming, self._service = parts.outgoing, parts.incoming, parts.service
         self._lacks_hand_overs = parts.serves_without
@@ -201,6 +203,11 @@ class SchedulerSide:
         else:
             plan = self._scheduler.build_connector_meta(_step_output(output, self._admitted, {}))
         self._admitted.clear()
+        if self._timer is not None:
+            tokens, drafts = output.total_num_scheduled_tokens, output.scheduled_spec_decode_tokens
+            decoded = len(output.num_scheduled_tokens) + sum(map(len, drafts.values()))
+            self._timer.submitted(plan.loads)
+            self._timer.step_scheduled(monotonic_ns(), tokens, tokens - decoded)
         if self._scheduler.state.ended_loads:
             # An abandoned load has failed, and no report may come that makes vLLM call us.
             good = self._take(())
@@ -309,6 +316,8 @@ class SchedulerSide:
         ended = self._scheduler.update_connector_output(reports).loads
         if not reports and not ended:
             return set()
+        if self._timer is not None:
+            self._timer.reported(reports)
         in_flight = self._core.offloader.ledger.transfers
         for report in reports:
             if report.transfer not in in_flight:
@@ -429,7 +438,9 @@ class SchedulerSide:
         )
 
     def take_events(self) -> Sequence[Any]:
-        """Return the KV events since the last call."""
+        """Return the KV events since the last call. vLLM calls it at the end of each step."""
+        if self._timer is not None:
+            self._timer.step_ended(monotonic_ns())
         if self._core.offloader.publisher is None:
             return ()
         events = self._scheduler.take_events()
@@ -532,6 +543,7 @@ def _core_config(
         defer_ticks=256,
         transfer_ticks=0,
         block_tokens=block_tokens,
+        load_only_if_faster=options.load_only_if_faster,
     )
 
 

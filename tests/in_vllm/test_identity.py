@@ -194,10 +194,11 @@ OTHER_OPTIONS: dict[str, dict[str, Any]] = {
         "disk_bytes": 1 << 20,
         "file_group": 0,
     },
-    "which blocks are stored, and when": {
+    "which blocks are stored and loaded, and when": {
         "policy": "arc",
         "store_threshold": 2,
         "store": "lazy",
+        "load_only_if_faster": True,
         "prompt_only": True,
         "lazy_target_blocks": 2,
         "disk_write": "back",
