@@ -154,6 +154,11 @@ def bench() -> None:
 @struct_options(Bench)
 @click.option("--peers", is_flag=True, help="Also run vLLM's own offload connectors.")
 @click.option(
+    "--choosing",
+    is_flag=True,
+    help="Also run KvsmConnector with auto, load_only_if_faster, and both.",
+)
+@click.option(
     "--disk",
     type=click.Path(file_okay=False, exists=True, writable=True, path_type=Path),
     metavar="DIR",
@@ -166,7 +171,9 @@ def bench() -> None:
     metavar="FILE",
     help="Write the page to FILE, too.",
 )
-def bench_vllm(peers: bool, disk: Path | None, as_json: bool, output: Path | None, **options: int) -> None:
+def bench_vllm(
+    peers: bool, choosing: bool, disk: Path | None, as_json: bool, output: Path | None, **options: int
+) -> None:
     """Compare requests per second of vLLM with and without kvsm.
 
     One engine has no offload, the other has KvsmConnector. Each turn of a conversation arrives after other
@@ -177,6 +184,9 @@ def bench_vllm(peers: bool, disk: Path | None, as_json: bool, output: Path | Non
     With --peers, vLLM's OffloadingConnector and SimpleCPUOffloadConnector serve the same rounds. Workers of
     this benchmark copy for them, because vLLM's own workers need CUDA.
 
+    With --choosing, KvsmConnectors take part that refuse what does not pay: stores (policy auto), loads
+    (load_only_if_faster), or both. With --turns 1 and --host-percent 25 no offload can help.
+
     With --disk, three KvsmConnectors are compared: with a host pool of a tenth of what the conversations
     need, with the same pool and a disk tier below it, and with a host pool for all of them.
     """
@@ -185,7 +195,7 @@ def bench_vllm(peers: bool, disk: Path | None, as_json: bool, output: Path | Non
         with _writing(output, "--output"):
             output.parent.mkdir(parents=True, exist_ok=True)
     with _progress() as tell:
-        found = compare(Bench(**options), tell, peers=peers, disk=disk)
+        found = compare(Bench(**options), tell, peers=peers, choosing=choosing, disk=disk)
     text = page(found)
     if as_json:
         say_json(found)

@@ -49,6 +49,14 @@ SMALL, SMALL_AND_DISK = "KvsmConnector, host tenth", "KvsmConnector, host tenth 
 `KVSM`, whose pool has room for all of it."""
 
 
+CHOOSING: Mapping[str, dict[str, Any]] = {
+    "KvsmConnector, auto": {"policy": "auto"},
+    "KvsmConnector, load_only_if_faster": {"load_only_if_faster": True},
+    "KvsmConnector, both": {"policy": "auto", "load_only_if_faster": True},
+}
+"""Engines that refuse stores and loads which do not pay -> their options. Otherwise they are as `KVSM`."""
+
+
 def _peer(**transfer: Any) -> Callable[..., dict[str, Any]]:
     """Return a function that makes the `kv_transfer_config` of a connector of vLLM, with a worker of
     `bench_peers`."""
@@ -93,6 +101,9 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
     turn_tokens: Annotated[int, Meta(ge=1, description="Tokens that the user adds in each turn.")] = 192
     answer_tokens: Annotated[int, Meta(ge=1, description="Tokens generated in each turn.")] = 16
     rounds: Annotated[int, Meta(ge=1, description="Rounds of each engine, after one to warm up.")] = 5
+    host_percent: Annotated[
+        int, Meta(ge=1, description="Host memory, in percent of what all conversations of a round need.")
+    ] = 150
 
     def __post_init__(self) -> None:
         check_values(self)
@@ -133,8 +144,8 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def host_bytes(self) -> int:
-        """One and a half times `needed_bytes`."""
-        return self.needed_bytes * 3 // 2
+        """Host memory of an engine."""
+        return self.needed_bytes * self.host_percent // 100
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):
@@ -179,19 +190,21 @@ def compare(
     tell: Callable[[str], None] = lambda _: None,
     *,
     peers: bool = False,
+    choosing: bool = False,
     disk: Path | None = None,
 ) -> Comparison:
     """Run the benchmark.
 
     tell: called with a line of progress.
     peers: whether vLLM's own connectors take part.
+    choosing: whether the engines in `CHOOSING` take part.
     disk: a directory for disk tiers: engines with a small host pool take part, with and without a disk tier;
         None: they do not.
 
     Raises `ConfigError` without vLLM, and `TrialFailed`.
     """
     version = installed()
-    names = [PLAIN, *(PEERS if peers else ()), KVSM]
+    names = [PLAIN, *(PEERS if peers else ()), KVSM, *(CHOOSING if choosing else ())]
     if disk is not None:
         names = [PLAIN, *(PEERS if peers else ()), SMALL, SMALL_AND_DISK, KVSM]
     with ExitStack() as stack:
@@ -240,7 +253,8 @@ def _trial(name: str, bench: Bench, log: str, tier: str) -> Trial:
     elif name in PEERS:
         kv_transfer = PEERS[name](cpu_bytes_to_use=bench.host_bytes)
     elif name != PLAIN:
-        kv_transfer = connector_config(cpu_bytes_to_use=bench.host_bytes, event_log=log)
+        options = CHOOSING.get(name, {})
+        kv_transfer = connector_config(cpu_bytes_to_use=bench.host_bytes, event_log=log, **options)
     return Trial(
         max_tokens=bench.answer_tokens,
         kv_transfer=kv_transfer,
@@ -275,12 +289,16 @@ def page(found: Comparison) -> str:
     """Format the comparison as Markdown, with the command that made it."""
     bench, names = found.bench, [one.name for one in found.contestants]
     compared, has_disk = PEERS.keys() <= set(names), SMALL_AND_DISK in names
+    flags = " --peers" if compared else ""
+    if bench.host_percent != Bench().host_percent:
+        flags = f" --host-percent {bench.host_percent}{flags}"
+    flags += " --choosing" if CHOOSING.keys() <= set(names) else ""
     lines = [
         f"# kvsm in vLLM {found.vllm} on {found.device}",
         "",
         "    kvsm bench vllm "
         f"--requests {bench.requests} --turns {bench.turns} --turn-tokens {bench.turn_tokens} "
-        f"--answer-tokens {bench.answer_tokens} --rounds {bench.rounds}{' --peers' if compared else ''}"
+        f"--answer-tokens {bench.answer_tokens} --rounds {bench.rounds}{flags}"
         f"{' --disk DIR' if has_disk else ''}",
         "",
         f"{platform.machine()}, Python {platform.python_version()}, {len(os.sched_getaffinity(0))} cores, "

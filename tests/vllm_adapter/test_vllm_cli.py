@@ -357,6 +357,20 @@ def test_a_page_of_a_disk_tier_says_how_small_the_host_is() -> None:
     assert "A host tenth is a host pool of a tenth of what all conversations of a round need." in text
 
 
+def test_a_page_of_choosing_engines_has_the_command_that_made_it() -> None:
+    found = comparison()
+    choosing = [msgspec.structs.replace(found.contestants[1], name=name) for name in bench.CHOOSING]
+    page = bench.page(
+        msgspec.structs.replace(
+            found,
+            bench=Bench(requests=100, rounds=3, host_percent=25),
+            contestants=(*found.contestants, *choosing),
+        )
+    )
+    assert " --rounds 3 --host-percent 25 --choosing\n" in page
+    assert "| KvsmConnector, both | 20.0 (1.2 .. 20.0) |" in page
+
+
 def test_a_page_that_cannot_be_written_is_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error comes before the engines run, which takes minutes."""
     (tmp_path / "file").touch()
