@@ -81,6 +81,19 @@ def test_a_fork_repeats_what_a_policy_refused(tmp_path: Path, seed: int) -> None
     assert events_of(tmp_path / "fork") == events_of(log)
 
 
+def test_a_fork_repeats_measured_times_and_slow_hits(tmp_path: Path) -> None:
+    life = Life(tmp_path / "log", load_only_if_faster=True)
+    life.stored("r0", [key(0)], [0])
+    life.core.note_times(9, 9_000, 0)
+    for number in range(1, 18):
+        life.core.match(f"r{number}", [key(0)])
+        assert life.core.declines(f"r{number}", 1, 4) == (number != 16)
+        life.core.release(f"r{number}")
+    life.close()
+    assert fork(tmp_path / "log", 1, OtherChoices(), tmp_path / "fork").parted is None
+    assert verify_log(tmp_path / "log").good
+
+
 def test_an_import_touches_in_the_fork_too_what_it_found(tmp_path: Path) -> None:
     """And continues the same blocks."""
     life = Life(tmp_path / "log")

@@ -539,3 +539,13 @@ def test_a_refused_block_is_not_offered_again_while_its_request_has_its_blocks()
     assert cursor.unsettled(6) == [(0, 2), (4, 5)]
     cursor.restart()
     assert cursor.unsettled(6) == [(0, 6)]
+
+
+def test_a_log_with_a_declined_hit_is_refused(tmp_path: Path) -> None:
+    """A pool of another size would have other loads in flight, and other hits would be slow."""
+    config = OffloadConfig(host_blocks=4, device_blocks=4, load_only_if_faster=True)
+    with Offloader.open(config, tmp_path / "log") as core:
+        core.note_times(9, 9, 0)
+        assert core.declines("r", 1, 4)
+    with pytest.raises(LogError, match="not validated for load_only_if_faster"):
+        read_demand(LogReader(tmp_path / "log"), Trust())
