@@ -534,6 +534,8 @@ class HintAnswered(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=
     leased: Id = 0
     ttl_ms: Id = 0
     why: HintReason = HintReason.NONE
+
+
 class TimesMeasured(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=29):
     """The measured times of loads and of computation have changed since the last such event. With
     `load_only_if_faster`, decisions use the times in this event until the next one.

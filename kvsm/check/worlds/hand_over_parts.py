@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, TypeVar
 
 import msgspec
@@ -199,34 +199,59 @@ class SmallHost:
         return {transfer: place for place, transfer in enumerate(self.core.ledger.transfers)}
 
 
-class ModelClaim(msgspec.Struct):
-    """A connection of the decode engine.
+class ModelClaim(msgspec.Struct, eq=False):
+    """A connection of the decode engine to one process of a prefill engine.
 
+    leases: the lease table of that process.
+    reader: its number in the lease table.
     question: the message that the prefill engine has not answered yet; None if there is none.
     held: the keys that the decode engine held when it gave the blocks back unread.
     """
 
     ticket: int
+    leases: LeaseTable
+    reader: int
     claim: HandOverClaim
     question: HandOverClaim | GiveBack | None
     held: Set[bytes] = frozenset()
 
+    def notice_close(self) -> None:
+        """The prefill engine reads the last message of this closed connection, if any, and then the close."""
+        if self.question is not None:
+            answer_to(self.question, self.reader, self.leases, {})
+        self.leases.leave(self.reader)
+
+
+def answer_to_bytes(content: bytes, reader: int, leases: LeaseTable) -> Answer | None:
+    """The prefill engine's answer to received bytes; None if it closes the connection instead."""
+    inbox = Inbox(MOST_QUESTION_BYTES)
+    inbox.add(content)
+    try:
+        question = inbox.question()
+    except Exception:
+        return None
+    return None if question is None else answer_to(question, reader, leases, {})
+
 
 class ModelChannel:
-    """The channel between two engines, a model of `Claims` and `HandOverService` without threads and sockets.
+    """The channel of a decode engine, a model of `Claims` and `HandOverService` without threads and sockets.
 
     A question waits until it is served. So any action can happen between a question and its answer, and
     between the close of a connection and the moment at which the prefill engine notices it.
 
+    leases_of: returns the lease table of the prefill engine with this id; None if no process has this id.
     decode: the ledger of the decode engine.
+    readers_before: the highest number that any other channel has used for a connection to the same engines.
     open: the open connections, oldest first.
     left: connections that the decode engine has closed, each with its last message.
     answers: (ticket, answer) that the decode engine has not read yet.
     lied_to: the tickets that have got a wrong answer.
     """
 
-    def __init__(self, leases: LeaseTable, decode: Ledger) -> None:
-        self._leases, self._decode = leases, decode
+    def __init__(
+        self, leases_of: Callable[[str], LeaseTable | None], decode: Ledger, readers_before: int = 0
+    ) -> None:
+        self._leases_of, self._decode, self._readers_before = leases_of, decode, readers_before
         self.open: list[ModelClaim] = []
         self.left: deque[ModelClaim] = deque()
         self.answers: deque[tuple[int, Answer]] = deque()
@@ -234,9 +259,13 @@ class ModelChannel:
 
     # The decode engine's calls (`ClaimsChannel`).
 
-    def ask(self, ticket: int, engine: str, claim: HandOverClaim) -> None:  # noqa: ARG002 (there is one)
+    def ask(self, ticket: int, engine: str, claim: HandOverClaim) -> None:
         """Claim a hand-over."""
-        self.open.append(ModelClaim(ticket, claim, claim))
+        leases = self._leases_of(engine)
+        if leases is None:
+            self.answers.append((ticket, Refused("it is not there")))
+        else:
+            self.open.append(ModelClaim(ticket, leases, self._readers_before + ticket, claim, claim))
 
     def give_back(self, ticket: int, *, read: bool, had: bool = False) -> None:
         """Give the blocks back: they were read, or are not wanted any more.
@@ -273,19 +302,9 @@ class ModelChannel:
     def serve(self, connection: ModelClaim) -> None:
         """Answer the question of a connection. After a `Pending` the question is asked again."""
         if connection.question is not None:
-            answer = self.answer(packed(connection.question), connection.ticket)
+            answer = answer_to_bytes(packed(connection.question), connection.reader, connection.leases)
             assert answer is not None, "the prefill engine reads every question of a decode engine"
             self.take(connection, packed(answer))
-
-    def answer(self, content: bytes, reader: int) -> Answer | None:
-        """The prefill engine's answer to received bytes; None if it closes the connection instead."""
-        inbox = Inbox(MOST_QUESTION_BYTES)
-        inbox.add(content)
-        try:
-            question = inbox.question()
-        except Exception:
-            return None
-        return None if question is None else answer_to(question, reader, self._leases, {})
 
     def take(self, connection: ModelClaim, content: bytes) -> None:
         """Receive bytes in answer to a question. If they are no complete answer, the claim ends."""
@@ -302,7 +321,7 @@ class ModelChannel:
             self.answers.append((connection.ticket, answer))
             if not isinstance(answer, Offered):
                 self.open.remove(connection)
-                self._leases.leave(connection.ticket)
+                connection.leases.leave(connection.reader)
 
     def notice_close(self) -> None:
         """The prefill engine reads the last message of a closed connection, and then the close."""
@@ -310,8 +329,15 @@ class ModelChannel:
         assert connection.question is not None, (
             "a decode engine sends a message before it closes a connection"
         )
-        answer_to(connection.question, connection.ticket, self._leases, {})
-        self._leases.leave(connection.ticket)
+        connection.notice_close()
+
+    def killed(self) -> list[ModelClaim]:
+        """End with the process of the decode engine. Returns the connections whose end the prefill engines
+        have yet to notice."""
+        connections = [*self.open, *self.left]
+        self.open.clear()
+        self.left.clear()
+        return connections
 
     def check_given_back(self, offered: Mapping[int, Set[bytes]]) -> None:
         """Check how the decode engine ended the offers that it declined. Raises `PropertyBroken`.
@@ -335,7 +361,7 @@ class ModelChannel:
     def cut(self, connection: ModelClaim) -> None:
         """The connection breaks, and both sides notice it."""
         self.open.remove(connection)
-        self._leases.leave(connection.ticket)
+        connection.leases.leave(connection.reader)
         if isinstance(connection.question, GiveBack):
             self.answers.append((connection.ticket, GivenBack(held=False)))
         elif connection.question is not None:

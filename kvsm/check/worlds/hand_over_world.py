@@ -32,6 +32,12 @@ from random import Random
 from typing import Any
 
 from kvsm.check.worlds.describing import describe_ledger
+from kvsm.check.worlds.hand_over_checks import (
+    check_none_is_overdue,
+    check_share,
+    check_waits,
+    offered_keys,
+)
 from kvsm.check.worlds.hand_over_options import HandOverWorldOptions
 from kvsm.check.worlds.hand_over_parts import (
     Answered,
@@ -40,6 +46,7 @@ from kvsm.check.worlds.hand_over_parts import (
     ModelChannel,
     NotThere,
     SmallHost,
+    answer_to_bytes,
     at,
 )
 from kvsm.check.worlds.small_request import SmallRequest
@@ -55,7 +62,7 @@ from kvsm.events import OffloadingEvent
 from kvsm.ids import to_list
 from kvsm.properties import Property
 from kvsm.tiers.hand_over.incoming import IncomingHandOvers
-from kvsm.tiers.hand_over.leases import HandOverState, LeaseTable
+from kvsm.tiers.hand_over.leases import LeaseTable
 from kvsm.tiers.hand_over.outgoing import OutgoingHandOvers
 from kvsm.tiers.hand_over.peer_messages import (
     IDS_END,
@@ -110,7 +117,7 @@ class HandOverWorld:
         self.prefill, self.decode = (SmallHost(options.core_config(side)) for side in (0, 1))
         self._now, self._names = 0.0, 0
         self.leases = LeaseTable(TIMEOUT_S, lambda: self._now)
-        self.channel = ModelChannel(self.leases, self.decode.core.ledger)
+        self.channel = ModelChannel(lambda _: self.leases, self.decode.core.ledger)
         self.outgoing = OutgoingHandOvers(
             self.prefill.core, config, "p", self.leases, _digest, _QUIET, options.share, self._new_name
         )
@@ -231,26 +238,9 @@ class HandOverWorld:
             return False
         self.prefill.check_bytes("prefill")
         self.decode.check_bytes("decode")
-        self._check_outgoing()
+        check_share(self.outgoing, self.prefill.core.ledger, self.options.share)
+        check_waits(self.outgoing, self.prefill.core.ledger)
         return True
-
-    def _check_outgoing(self) -> None:
-        """Check that hand-overs pin at most their share, and that each waiting one has a store in flight."""
-        ledger, out = self.prefill.core.ledger, self.outgoing._out
-        records = [
-            ledger.requests[hand_over.name] for hand_over in out.values() if hand_over.name in ledger.requests
-        ]
-        pinned = {slot for record in records for slot in to_list(record.pins)}
-        most = max(1, int(self.options.share * self.options.prefill_slots))
-        if len(pinned) > most:
-            message = f"hand-overs pin {len(pinned)} slots, and their share is {most}"
-            raise PropertyBroken(Property.PROGRESS, message)
-        for name, lease in self.leases._leases.items():
-            if lease.state is HandOverState.PREPARING:
-                slots = [ledger.index.get(key) for keys in out[name].keys for key in keys]
-                if all(slot is None or ledger.readable(slot) for slot in slots):
-                    message = f"hand-over {name} waits, and no block of its prompt is on its way"
-                    raise PropertyBroken(Property.PROGRESS, message)
 
     def _spend(self, budget: str) -> None:
         self._left[budget] = max(0, self._left[budget] - 1)
@@ -346,10 +336,7 @@ class HandOverWorld:
     def _look(self) -> None:
         """The prefill engine looks at its hand-overs. Afterwards no expired lease may be left."""
         self.outgoing.look()
-        for name, lease in self.leases._leases.items():
-            if lease.until <= self._now:
-                message = f"hand-over {name} expired {self._now - lease.until:g} s ago, but still pins blocks"
-                raise PropertyBroken(Property.ONE_RELEASE_PER_HOLD, message)
+        check_none_is_overdue(self.leases)
 
     def _ends(self) -> list[float]:
         """The times at which leases expire, in order."""
@@ -423,7 +410,7 @@ class HandOverWorld:
         question = strays[number % len(strays)]
         self._spend("lies")
         before = dict(self.leases._leases), list(self.leases._ended)
-        answer = self.channel.answer(question, STRANGER)
+        answer = answer_to_bytes(question, STRANGER, self.leases)
         if isinstance(answer, Offered) or answer == GivenBack(held=True):
             raise PropertyBroken(Property.MATCH_HOLDS, f"a stranger is answered {answer}")
         if (self.leases._leases, self.leases._ended) != before:
@@ -447,7 +434,7 @@ class HandOverWorld:
 
     def _do_look(self) -> bool:
         """The decode engine steps: it reads the answers, and sends import jobs to its ranks."""
-        offered = self._offered()
+        offered = offered_keys(self.incoming, self.channel, self.decode.core, self._config)
         jobs, reports = self.incoming.look()
         if jobs:
             self.decode.log.check_leaving("decode")
@@ -459,24 +446,6 @@ class HandOverWorld:
         self._imports += [ImportCopies(job, list(workers)) for job in jobs]
         self._take(reports)
         return True
-
-    def _offered(self) -> dict[int, set[bytes]]:
-        """Ticket -> keys of the unread offers that the decode engine will compare with its own blocks.
-
-        It compares neither wrong answers nor, while a reset drains, any offer.
-        """
-        claims, chunk, offered = (
-            self.incoming._by_ticket,
-            self.options.blocks_per_chunk,
-            dict[int, set[bytes]](),
-        )
-        if self.decode.core.ledger.draining():
-            return offered
-        for ticket, answer in self.channel.answers:
-            if isinstance(answer, Offered) and ticket in claims and ticket not in self.channel.lied_to:
-                search = HitSearch(self._config, chunk, claims[ticket].tracked.chunk_keys(), 0)
-                offered[ticket] = set(search.needed_keys(answer.num_tokens))
-        return offered
 
     def _do_copy(self, place: int, worker: int, good: int) -> bool:
         """A rank copies its share from the offered slots, whatever they hold now, and reports it.

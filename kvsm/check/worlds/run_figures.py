@@ -26,7 +26,7 @@ from kvsm.check.worlds.report_oracles import check_report
 from kvsm.check.worlds.table_oracles import check_tables
 from kvsm.check.worlds.whatif_oracles import check_whatif
 from kvsm.core.ledger import Ledger
-from kvsm.core.plan import TransferJob, WorkerReport
+from kvsm.core.plan import ImportJob, TransferJob, WorkerReport
 from kvsm.errors import PropertyBroken
 from kvsm.events import Direction, OffloadConfig, OffloadingEvent
 from kvsm.explain.metrics import Metrics
@@ -79,9 +79,14 @@ class _Noted(NamedTuple):
 
 
 class _UnderWay(msgspec.Struct):
-    """A copy in flight. left: ranks that have not reported. good: whether all reports so far are good."""
+    """A copy in flight.
 
-    job: TransferJob
+    job: its job; an `ImportJob` for a copy from another engine.
+    left: ranks that have not reported.
+    good: whether all reports so far are good.
+    """
+
+    job: TransferJob | ImportJob
     left: set[int]
     good: bool = True
 
@@ -114,7 +119,7 @@ class RunNotes:
 
     # For an engine that passes reports on one by one.
 
-    def leave(self, job: TransferJob, workers: int) -> None:
+    def leave(self, job: TransferJob | ImportJob, workers: int) -> None:
         """Record that a job is sent to the workers."""
         self._under_way[job.transfer] = _UnderWay(job, set(range(workers)))
 
@@ -129,10 +134,9 @@ class RunNotes:
             if not copy.left:
                 del self._under_way[report.transfer]
                 if copy.good and report.transfer in ledger.transfers:
-                    way = STORED if copy.job.direction is Direction.STORE else LOADED
                     chunk = ledger.config.blocks_per_chunk
                     slots = {place // chunk for place in to_list(copy.job.host_blocks)}
-                    self._ended[report.transfer] = CopiedSlots(way, len(slots))
+                    self._ended[report.transfer] = CopiedSlots(_way(copy.job), len(slots))
 
     def reported(self, ledger: Ledger, news: Sequence[OffloadingEvent]) -> None:
         """Record the copies that end with these events, if all ranks have reported success."""
@@ -141,6 +145,8 @@ class RunNotes:
                 copied = self._ended.pop(event.transfer, None)
                 if copied is not None:
                     self._noted.append(_Noted(event.seq, copied))
+                    if copied.way == IMPORTED:
+                        self._noted.append(_Noted(event.seq, copied._replace(way=STORED)))
 
     def reset(self) -> None:
         """The cache is reset: copies in flight do not count."""
@@ -190,6 +196,12 @@ class RunNotes:
                         f"the disk tier says {value} for {figure}, and the engine counts {slots[figure]}"
                     )
                     raise PropertyBroken(Property.EVENTS_ARE_STATE, message)
+
+
+def _way(job: TransferJob | ImportJob) -> str:
+    if isinstance(job, ImportJob):
+        return IMPORTED
+    return STORED if job.direction is Direction.STORE else LOADED
 
 
 def _slots(noted: Sequence[AdmittedRequest | CopiedSlots]) -> Counter[str]:

@@ -48,7 +48,7 @@ from kvsm.core.ledger.canonical import (
 )
 from kvsm.core.log import MemoryLog
 from kvsm.core.offloader import Offloader
-from kvsm.core.plan import TransferPlan
+from kvsm.core.plan import TransferPlan, WorkerReport
 from kvsm.core.scheduler import (
     CheckedScheduler,
     GroupKind,
@@ -560,6 +560,10 @@ class SmallEngine(SmallWorkers):
         """Pass reports to the scheduler, and apply its answer. count: the first ones only; None for all."""
         count = len(self.reports) if count is None else count
         reports, self.reports = self.reports[:count], self.reports[count:]
+        return self.take_reports(reports)
+
+    def take_reports(self, reports: list[WorkerReport]) -> StepResults:
+        """Give these reports to the scheduler, and apply its answer."""
         self.notes.report(self.core.ledger, reports)
         before = len(self.log)
         results = self.scheduler.update_connector_output(reports)

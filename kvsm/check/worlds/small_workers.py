@@ -195,14 +195,16 @@ class SmallWorkers:
 
     def _copy(self, job: TransferJob, worker: int, good: bool) -> None:
         """Copy one worker's part. A failed copy copies half of the blocks, and tears the next one."""
-        pairs = list(zip(to_list(job.device_blocks), to_list(job.host_blocks), strict=True))
-        whole = len(pairs) if good else len(pairs) // 2
-        for number, (block, place) in enumerate(pairs[: whole + 1]):
-            if job.direction is Direction.STORE:
-                source, target = self.device[block], self.host[place]
-            else:
-                source, target = self.host[place], self.device[block]
+        blocks = self._copied_blocks(job)
+        whole = len(blocks) if good else len(blocks) // 2
+        for number, (source, target) in enumerate(blocks[: whole + 1]):
             target[worker] = list(source[worker]) if number < whole else [TORN]
+
+    def _copied_blocks(self, job: TransferJob) -> list[tuple[list[list[Cell]], list[list[Cell]]]]:
+        """(source, target) for each block of a copy, each with the cells of every worker."""
+        pairs = zip(to_list(job.device_blocks), to_list(job.host_blocks), strict=True)
+        ends = [(self.device[block], self.host[place]) for block, place in pairs]
+        return ends if job.direction is Direction.STORE else [(host, device) for device, host in ends]
 
     def carry_out_all(self) -> None:
         """Let all workers carry out their parts of all copies."""

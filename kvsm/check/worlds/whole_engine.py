@@ -18,7 +18,7 @@ from kvsm.check.worlds.wider_engine import WiderEngine
 from kvsm.core.kv_events import Publisher
 from kvsm.core.ledger import Ledger
 from kvsm.core.offloader import Offloader
-from kvsm.core.plan import TransferPlan
+from kvsm.core.plan import TransferJob, TransferPlan
 from kvsm.core.scheduler import StepOutput
 from kvsm.core.scheduler.protocols import TierBelow
 from kvsm.errors import LogWriteFailed, PropertyBroken
@@ -80,8 +80,12 @@ class WholeEngine(WiderEngine):
     def _plan(self, output: StepOutput) -> TransferPlan:
         self.disk.now_s += STEP_S
         for job in self.disk.plan():
-            self._check_logged(self.disk.tier.copies[job.transfer].host)
+            self._check_disk_job(job)
         return super()._plan(output)
+
+    def _check_disk_job(self, job: TransferJob) -> None:
+        """Check a copy between host and disk that leaves now."""
+        self._check_logged(self.disk.tier.copies[job.transfer].host)
 
     def _check_logged(self, transfer: int) -> None:
         """Check that the log has this event, unless its disk has failed (no stale data, S14)."""
