@@ -30,8 +30,8 @@ def prompt_keys(prompt: int, blocks: int) -> list[bytes]:
 class PrefillEngine:
     """A core, and the requests of it that another engine will decode. Time stands until a test moves it."""
 
-    def __init__(self, slots: int, share: float = 0.5) -> None:
-        self.core, self.log = new_core(host_blocks=slots, device_blocks=slots)
+    def __init__(self, slots: int, share: float = 0.5, chunk: int = 1) -> None:
+        self.core, self.log = new_core(host_blocks=slots, device_blocks=slots * chunk, blocks_per_chunk=chunk)
         self.now = 0.0
         self.leases = LeaseTable(60.0, clock=lambda: self.now)
         self.outgoing = OutgoingHandOvers(
@@ -94,6 +94,23 @@ def test_clients_that_send_nobody_hold_half_of_the_pool_and_no_more(caplog: pyte
         engine.claim(answer, prompt, reader=prompt)
     assert engine.store(99, 128)
     assert_verifies(engine.log)
+
+
+def test_a_chunk_that_generated_tokens_fill_is_not_handed_over() -> None:
+    """The decode engine has no key of it, and would refuse all blocks."""
+    engine = PrefillEngine(slots=8, chunk=2)
+    keys = prompt_keys(0, 2)
+    job = engine.core.prepare_store("own", keys, range(4)).job
+    assert job is not None
+    engine.core.submit([job.transfer])
+    engine.core.report(job.transfer, 0, True)
+    tracked: Any = SimpleNamespace(name="cmpl-0", all_keys=lambda: [keys])
+    answer = engine.outgoing.offer(
+        tracked, SimpleNamespace(num_prompt_tokens=3 * BLOCK_TOKENS + 1, prompt=b"0")
+    )
+    assert answer is not None
+    offered = engine.claim(answer, 0, reader=1)
+    assert (offered.num_tokens, len(offered.groups[0].slots)) == (2 * BLOCK_TOKENS, 1)
 
 
 def test_an_engine_that_reads_is_not_disturbed_and_a_new_one_without_room_hands_nothing_over() -> None:

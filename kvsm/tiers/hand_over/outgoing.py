@@ -112,7 +112,7 @@ class OutgoingHandOvers:
             return None
         lease = self._new_name()
         name = f"hand-over-{lease[:8]}-of-{tracked.name}"
-        out = _Outgoing(name, tracked.name, tracked.all_keys(), limit)
+        out = _Outgoing(name, tracked.name, self._prompt_keys(tracked, prompt_tokens), limit)
         self._out[lease] = out
         self._core.arrive(out.name)
         self.leases.offer(lease, self._digest(request, limit), limit)
@@ -121,6 +121,12 @@ class OutgoingHandOvers:
         if lease not in self._out:
             return None
         return HandOverParams(self._engine, tracked.name, lease, limit).as_answer()
+
+    def _prompt_keys(self, tracked: TrackedRequest, prompt_tokens: int) -> list[list[bytes]]:
+        """Return the keys of the chunks that are full of tokens of the prompt, by group. The decode engine
+        has no keys of the chunks after them, which contain generated tokens."""
+        tokens = [group.block_tokens * self._core.config.blocks_per_chunk for group in self._config.groups]
+        return [keys[: prompt_tokens // size] for keys, size in zip(tracked.all_keys(), tokens)]
 
     def look(self) -> None:
         """Pin blocks whose stores have ended, revoke hand-overs with bad blocks, and release ended leases."""
