@@ -274,6 +274,9 @@ class SchedulerSide:
             fresh = [report for report in meta.disk if report.transfer not in early] if early else meta.disk
             self._disk.take(fresh)
             early.difference_update([report.transfer for report in meta.disk])
+            if self._outgoing is not None:
+                # A hand-over may wait for a block from the disk, and no further step may follow.
+                self._outgoing.look()
         if self._taken_early:
             early = self._taken_early.intersection(report.transfer for report in reports)
             reports = tuple([report for report in reports if report.transfer not in early])

@@ -158,6 +158,32 @@ def test_the_decode_engine_hits_every_full_block(make_pair: Callable[..., Pair],
     assert store.source == f"engine {answer['remote_engine_id']}"
 
 
+def test_reports_of_the_disk_are_followed_by_a_look_at_the_hand_overs(
+    make_pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hand-over may wait for a block that comes from the disk, and an idle engine takes no further step."""
+    pair = make_pair(ROOMY._replace(disk_blocks=64))
+    side = pair.prefill.scheduler.connector._side
+    update, take, look = side.update_connector_output, side._disk.take, pair.outgoing.look
+    calls: list[str] = []
+
+    def taken(reports: Any) -> None:
+        calls.extend(["disk"] if reports else [])
+        take(reports)
+
+    def updated(output: Any) -> None:
+        update(output)
+        calls.append("end")
+
+    monkeypatch.setattr(side, "update_connector_output", updated)
+    monkeypatch.setattr(side._disk, "take", taken)
+    monkeypatch.setattr(pair.outgoing, "look", lambda: (calls.append("look"), look()))
+    pair.prefilled(PROMPT)
+    until(lambda: "disk" in calls and not side._disk_has_work(), pair.prefill)
+    for place, call in enumerate(calls):
+        assert call != "disk" or calls[place + 1] == "look"
+
+
 def test_what_the_client_gets_is_small_and_named_as_vllm_names_it(make_pair: Callable[..., Pair]) -> None:
     pair = make_pair()
     answer = pair.prefilled(PROMPT)
