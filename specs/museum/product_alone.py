@@ -66,6 +66,7 @@ RUNS = {
     "slow-loads": 200,
     "whole": 80,
     "hints": 200,
+    "fleet": 40,
 }
 """Target of `kvsm fuzz` -> the number of its runs: about 10 s of CPU time each."""
 CHECK = ("check", "--jobs", "1", "--json")

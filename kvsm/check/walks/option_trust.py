@@ -19,6 +19,7 @@ from kvsm.check.vllm_fuzz.shape import EngineShape
 from kvsm.check.walks.targets import OwnWorldOptions
 from kvsm.check.worlds.core_options import CoreOptions
 from kvsm.check.worlds.era_world import EraOptions
+from kvsm.check.worlds.fleet_world import FleetMemberOptions
 from kvsm.check.worlds.hand_over_options import HandOverWorldOptions
 from kvsm.check.worlds.hint_options import HintWorldOptions
 from kvsm.check.worlds.policy_world import PolicyWorldOptions
@@ -57,7 +58,8 @@ TEXTS: Mapping[type[msgspec.Struct], Mapping[str, Named | None]] = {
     WiderOptions: {"policy": _POLICY},
     WholeOptions: {"policy": _POLICY},
     WholeDiskOptions: {"policy": _POLICY},
-    # The `kv_transfer_params` of a client. They are read as data, and no other engine exists in this world.
+    FleetMemberOptions: {"policy": _POLICY},
+    # The `kv_transfer_params` of a client. They are read as data, and all engines are in this process.
     RequestSpec: {"parameters": None},
     # Only copied into KV events.
     KVCacheGroup: {"event_kind": None},

@@ -28,6 +28,8 @@ from kvsm.check.worlds.core_options import CoreOptions, draw_options
 from kvsm.check.worlds.core_world import CoreWorld
 from kvsm.check.worlds.disk_world import DiskWorld, DiskWorldOptions, draw_disk_options
 from kvsm.check.worlds.era_world import EraOptions, EraWorld, draw_era_options
+from kvsm.check.worlds.fleet_options import draw_fleet
+from kvsm.check.worlds.fleet_world import FleetOptions, FleetWorld
 from kvsm.check.worlds.hand_over_options import HandOverWorldOptions, draw_hand_over_options
 from kvsm.check.worlds.hand_over_world import HandOverWorld
 from kvsm.check.worlds.hint_options import HintWorldOptions, draw_hint_options
@@ -279,6 +281,12 @@ TARGETS: dict[str, WalkTarget] = {
         HintWorldOptions,
         HintWorld,
         draw_hint_options,
+    ),
+    "fleet": WalkTarget(
+        "engines of the target whole that hand over to each other, with restarts of each",
+        FleetOptions,
+        FleetWorld,
+        draw_fleet,
         2,
     ),
 }

@@ -33,7 +33,7 @@ It also checks:
 After a fault of the log its events may be lost, so the next process is checked only for wrong bytes.
 
 Not covered: the log of the disk's core, the bytes of slot files (see the targets `disk` and `eras`), clocks
-that go wrong, hand-overs.
+that go wrong, hand-overs (see the target `fleet`).
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ from typing import Any
 from kvsm.check.worlds.check_counts import count_case
 from kvsm.check.worlds.describing import describe_ledger
 from kvsm.check.worlds.serving_world import _BUDGET_OF, Budgets
+from kvsm.check.worlds.small_request import SmallRequest
 from kvsm.check.worlds.whole_answers import check_own_blocks
 from kvsm.check.worlds.whole_disk import WholeDiskOptions
 from kvsm.check.worlds.whole_engine import WholeEngine
@@ -114,7 +115,7 @@ class WholeOptions(WiderOptions, frozen=True, kw_only=True):
 class WholeWorld(WiderServing):
     """A `World` of a `WholeEngine`."""
 
-    engine_class = WholeEngine
+    engine_class: type[WholeEngine] = WholeEngine
     budget_of = _BUDGET_OF | {
         "disk_fail": "disk_failures",
         "disk_repeat": "disk_repeats",
@@ -404,7 +405,11 @@ class WholeWorld(WiderServing):
             if request.finished:
                 self.engine.requests[request.request_id] = request
             else:
-                self.engine.arrive(self._request(place))
+                self.engine.arrive(self._sent_again(place, request))
+
+    def _sent_again(self, place: int, request: SmallRequest) -> SmallRequest:  # noqa: ARG002
+        """The request that a client sends again after a kill. place: the position at which it has arrived."""
+        return self._request(place)
 
     def _check_taken_over(self, kept: dict[bytes, int] | None, promised: set[bytes]) -> None:
         """Check what the next process finds.

@@ -203,9 +203,9 @@ class IncomingHandOvers:
         if not 0 < offer.num_tokens <= one.num_tokens or len(spans) != len(offer.groups):
             return "its blocks are not those of the prompt"
         for span, group, keys in zip(spans, offer.groups, all_keys):
-            is_alike = (span.first, span.last - span.first) == (group.first, len(group.slots))
             # A group may need no chunk, and then its empty span may begin after the prompt's last full chunk.
-            if not is_alike or (group.slots and span.last > len(keys)):
+            lacks_keys = bool(group.slots) and span.last > len(keys)
+            if (span.first, span.last - span.first) != (group.first, len(group.slots)) or lacks_keys:
                 return "its blocks are not those of the prompt"
             # A host block is a part of a slot. The size of the pool is checked when the pool is mapped.
             blocks_end = IDS_END // self._core.config.blocks_per_chunk

@@ -1,0 +1,340 @@
+"""The fleet finds nothing in unchanged code, and finds faults that smaller worlds cannot show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+
+from kvsm.check.walks.reduce import rerun
+from kvsm.check.walks.targets import case_of, draw_case
+from kvsm.check.walks.walk import walk
+from kvsm.check.worlds.check_counts import taken_counts
+from kvsm.check.worlds.fleet_engine import FleetEngine
+from kvsm.check.worlds.fleet_options import draw_fleet
+from kvsm.check.worlds.fleet_world import FleetBudgets, FleetMemberOptions, FleetOptions, FleetWorld
+from kvsm.check.worlds.serving_world import RequestSpec
+from kvsm.check.worlds.whole_disk import WholeDiskOptions
+from kvsm.check.worlds.whole_engine import WholeEngine
+from kvsm.check.worlds.world import Action, World
+from kvsm.core.scheduler import GroupKind, KVCacheGroup
+from kvsm.errors import ConfigError, PropertyBroken
+from kvsm.properties import Property
+from kvsm.tiers.hand_over.incoming import IncomingHandOvers
+from kvsm.tiers.hand_over.leases import HandOverState, LeaseTable
+from kvsm.tiers.hand_over.outgoing import OutgoingHandOvers
+from kvsm.tiers.hand_over.peer_messages import Answer, HandOverClaim
+
+FULL = KVCacheGroup(4)
+PREFILL, DECODE = 0, 1
+
+
+def drawn(random: Random) -> World:
+    return draw_case("fleet", random).make()
+
+
+def a_fleet(
+    prompt: int, *, outputs: int = 1, chunk: int = 1, groups: tuple[KVCacheGroup, ...] = (FULL,), **more: Any
+) -> FleetWorld:
+    """Two engines. The first has a request with a prompt of so many tokens, for the second."""
+    request = RequestSpec(tuple(range(prompt)), outputs, {"do_remote_decode": True})
+    member = FleetMemberOptions(
+        requests=(request,),
+        device_blocks=32,
+        slots=8,
+        workers=1,
+        groups=groups,
+        blocks_per_chunk=chunk,
+        **more,
+    )
+    return FleetWorld(FleetOptions(members=(member, msgspec.structs.replace(member, requests=()))))
+
+
+def act(world: FleetWorld, *actions: str) -> None:
+    """Do these actions, each of which must be possible: "serve 1 0"."""
+    for action in map(str.split, actions):
+        name, *numbers = action
+        assert world.do((name, *map(int, numbers))), action
+
+
+def prefill(world: FleetWorld) -> None:
+    """Let the first engine compute its request, and the second one get the answer."""
+    act(world, "arrive 0")
+    for _ in range(60):
+        if world.network.answered and not world.members[PREFILL].engine.core.ledger.transfers:
+            break
+        action = world.members[PREFILL].wind_down()
+        assert action is not None
+        world.do((action[0], PREFILL, *action[1:]))
+    act(world, "decode 1 0")
+
+
+def rest(world: FleetWorld) -> None:
+    for _ in range(2_000):
+        action = world.wind_down()
+        if action is None:
+            world.check()
+            return
+        assert world.do(action)
+    raise AssertionError("the fleet does not come to rest")
+
+
+def imported(world: FleetWorld) -> int:
+    """The number of blocks that the second engine has imported."""
+    return sum(getattr(event, "source", "") == "engine 0" for event in world.members[DECODE].events)
+
+
+def test_engines_that_hand_over_keep_every_promise() -> None:
+    taken_counts()
+    assert walk(drawn, 3, runs=6).failure is None
+    counts = taken_counts()
+    assert counts[Property.STORED_SO_SERVED, "hand-overs that are copied"] > 2
+    assert counts[Property.CORRECT_BYTES, "hand-overs that are confirmed"] > 1
+    assert counts[Property.EVENTS_ARE_STATE, "blocks on the host that a next process finds"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "outputs", "chunk", "groups"),
+    [
+        (13, 9, 2, (FULL,)),
+        (13, 1, 3, (FULL, KVCacheGroup(8, GroupKind.SLIDING_WINDOW, window=1))),
+    ],
+    ids=["generated tokens fill the last chunk", "a group needs no block"],
+)
+def test_the_full_chunks_of_a_prompt_are_handed_over(
+    prompt: int, outputs: int, chunk: int, groups: tuple[KVCacheGroup, ...]
+) -> None:
+    """The decode engine has no key of a chunk that generated tokens have filled."""
+    world = a_fleet(prompt, outputs=outputs, chunk=chunk, groups=groups)
+    prefill(world)
+    rest(world)
+    assert imported(world) == 1
+    assert world.members[DECODE].engine.incoming.missed == 0
+
+
+def copying(**budgets: int) -> FleetWorld:
+    """A fleet whose second engine has an import in flight."""
+    world = a_fleet(9, disk=WholeDiskOptions(slots=16), budgets=FleetBudgets(**budgets))
+    prefill(world)
+    act(world, "serve 1 0", "step 1")
+    assert world.members[DECODE].engine.incoming._by_transfer
+    return world
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        ("kill 0 1 0 0", "copy 1 0 0", "report 1 0"),
+        ("kill 0 1 1 0", "copy 1 0 0", "report 1 0"),
+        ("kill 0 0 0 0", "copy 1 0 0", "report 1 0"),
+        ("copy 1 0 0", "kill 0 1 0 0", "report 1 0"),
+        ("copy 1 0 0", "report 1 0", "kill 0 1 0 0"),
+        ("reset 0", "copy 1 0 0", "report 1 0"),
+        ("cut 1 0", "copy 1 0 0", "report 1 0"),
+        ("expire 0 0", "copy 1 0 0", "report 1 0"),
+    ],
+)
+def test_blocks_are_not_believed_if_their_engine_was_killed_reset_or_late(trouble: Sequence[str]) -> None:
+    world = copying(kills=2, resets=2, cuts=2, expiries=2)
+    act(world, *trouble)
+    rest(world)
+    engine = world.members[DECODE].engine
+    assert engine.incoming.missed == 1
+    assert all(request.finished for request in engine.requests.values())
+
+
+def test_a_decode_engine_that_is_killed_gives_up_its_claim_and_its_client_asks_again() -> None:
+    world = copying(kills=1)
+    killed = world.members[DECODE].engine
+    act(world, "kill 1 0 0 0")
+    assert world.members[PREFILL].engine.outgoing.leases._leases
+    act(world, "reap 1")
+    assert not world.members[PREFILL].engine.outgoing.leases._leases
+    rest(world)
+    (request,) = world.members[DECODE].engine.requests.values()
+    assert world.members[DECODE].engine is not killed
+    assert request.finished
+
+
+def test_blocks_are_handed_over_without_any_trouble() -> None:
+    world = copying()
+    act(world, "copy 1 0 0", "report 1 0", "serve 1 0", "step 1")
+    assert world.members[DECODE].engine.incoming.missed == 0
+    assert len(world.members[DECODE].engine.core.ledger.index) == 2
+    rest(world)
+
+
+def test_equal_actions_make_equal_fleets() -> None:
+    worlds = [drawn(Random(5)) for _ in range(2)]
+    random = Random(6)
+    for _ in range(200):
+        action = worlds[0].draw(random)
+        assert worlds[0].do(action) == worlds[1].do(action)
+    assert worlds[0].fingerprint() == worlds[1].fingerprint()
+    assert worlds[0].describe() == worlds[1].describe()
+
+
+def test_its_actions_are_those_that_can_happen() -> None:
+    for seed in range(3):
+        world, random = drawn(Random(seed)), Random(9)
+        for _ in range(150):
+            # A copy that was given up is offered again, as in every serving world.
+            actions = [action for action in world.actions() if action[0] != "lose"]
+            assert not actions or world.do(random.choice(actions))
+
+
+def test_an_action_of_no_engine_does_nothing() -> None:
+    world = a_fleet(9)
+    actions: list[Action] = [("step", 7), ("decode", 1, 3), ("serve", 1, 0), ("cut", 1, 0), ("expire", 0, 0)]
+    for action in actions:
+        assert not world.do(action)
+
+
+def test_a_saved_fleet_is_made_again() -> None:
+    options = draw_fleet(Random(3))
+    saved = case_of("fleet", msgspec.to_builtins(options))
+    assert saved.options == options
+    outcome = rerun(saved.make, [("arrive", 0), ("step", 0)], to_rest=True)
+    assert outcome.finding is None
+
+
+def test_members_that_cannot_hand_over_are_refused() -> None:
+    one = FleetMemberOptions()
+    for members in ((one,), (one, FleetMemberOptions(workers=1)), (one, FleetMemberOptions(share=0.0))):
+        with pytest.raises(ConfigError):
+            FleetOptions(members=members)
+
+
+# Faults that the targets `whole` and `hand-over` cannot show.
+
+
+def _keeps_the_leases_of_a_killed_process(patch: pytest.MonkeyPatch) -> None:
+    begin = FleetEngine.__init__
+
+    def with_old_leases(engine: FleetEngine, *options: Any, **more: Any) -> None:
+        before = more["network"].processes.get(more["number"])
+        begin(engine, *options, **more)
+        if before is not None:
+            engine.outgoing.leases._leases.update(before.outgoing.leases._leases)
+            engine.outgoing._out.update(before.outgoing._out)
+
+    patch.setattr(FleetEngine, "__init__", with_old_leases)
+
+
+def _grants_a_claim_twice(patch: pytest.MonkeyPatch) -> None:
+    claim = LeaseTable.claim
+
+    def forgetful(table: LeaseTable, asked: HandOverClaim, reader: int) -> Answer:
+        lease = table._leases.get(asked.hand_over)
+        if lease is not None and lease.offer is not None:
+            lease.state = HandOverState.READY
+        return claim(table, asked, reader)
+
+    patch.setattr(LeaseTable, "claim", forgetful)
+
+
+def _imports_what_was_claimed_before_a_reset(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(IncomingHandOvers, "reset", lambda *_: None)
+
+
+def _digests_no_weights(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(FleetEngine, "_digest", lambda _, request, count: repr(request.cells[count - 1]).encode())
+
+
+def _offers_chunks_with_generated_tokens(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(OutgoingHandOvers, "_prompt_keys", lambda _, tracked, __: tracked.all_keys())
+
+
+def _does_not_look_after_a_report_of_the_disk(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(FleetEngine, "hand_on_disk", WholeEngine.hand_on_disk)
+
+
+def _reports_imports_to_the_core_alone(patch: pytest.MonkeyPatch) -> None:
+    def take_hand_overs(engine: FleetEngine) -> None:
+        jobs, reports = engine.incoming.look()
+        engine._imports += jobs
+        for report in reports:
+            engine.core.report(*report.arguments())
+
+    patch.setattr(FleetEngine, "take_hand_overs", take_hand_overs)
+
+
+def _two_readers() -> None:
+    world = a_fleet(9, readers=2)
+    prefill(world)
+    act(world, "decode 1 0", "serve 1 0", "serve 1 1")
+    rest(world)
+
+
+def _a_reset_of_the_decode_engine() -> None:
+    world = a_fleet(9, budgets=FleetBudgets(resets=1))
+    prefill(world)
+    act(world, "reset 1")
+    rest(world)
+    assert not imported(world)
+
+
+def _other_weights() -> None:
+    world = a_fleet(9, budgets=FleetBudgets(kills=1))
+    act(world, "kill 0 1 1 0")
+    prefill(world)
+    rest(world)
+    assert not imported(world)
+
+
+def _generated_tokens() -> None:
+    world = a_fleet(13, outputs=9, chunk=2)
+    prefill(world)
+    rest(world)
+
+
+def _an_import() -> None:
+    world = copying()
+    rest(world)
+    assert imported(world) == 1
+
+
+def _walk_from(first_run: int) -> None:
+    failure = walk(drawn, 1, first_run=first_run, runs=20).failure
+    if failure is not None:
+        broken = failure.finding.property
+        assert isinstance(broken, Property)
+        raise PropertyBroken(broken, failure.finding.message)
+
+
+Defect = Callable[[pytest.MonkeyPatch], None]
+DEFECTS: dict[Defect, tuple[Callable[[], None], set[Property]]] = {
+    _keeps_the_leases_of_a_killed_process: (
+        partial(_walk_from, 3),
+        {Property.NO_REUSE_IN_FLIGHT, Property.PROGRESS},
+    ),
+    _grants_a_claim_twice: (_two_readers, {Property.ONE_RELEASE_PER_HOLD}),
+    _imports_what_was_claimed_before_a_reset: (_a_reset_of_the_decode_engine, {Property.NO_STALE_DATA}),
+    _digests_no_weights: (_other_weights, {Property.CORRECT_BYTES}),
+    _offers_chunks_with_generated_tokens: (_generated_tokens, {Property.STORED_SO_SERVED}),
+    _does_not_look_after_a_report_of_the_disk: (partial(_walk_from, 10), {Property.PROGRESS}),
+    _reports_imports_to_the_core_alone: (_an_import, {Property.EVENTS_ARE_STATE}),
+}
+
+
+@pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.__name__.strip("_"))
+def test_what_goes_wrong_between_engines_is_found(monkeypatch: pytest.MonkeyPatch, defect: Defect) -> None:
+    scene, breaks = DEFECTS[defect]
+    if not isinstance(scene, partial):  # Walks without a defect have a test of their own.
+        scene()
+    defect(monkeypatch)
+    with pytest.raises(PropertyBroken) as raised:
+        scene()
+    assert raised.value.property in breaks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.__name__.strip("_"))
+def test_the_hand_over_world_does_not_find_it(monkeypatch: pytest.MonkeyPatch, defect: Defect) -> None:
+    """It has no kills, no disk, no weights and no generated tokens. The target `whole` has no hand-overs."""
+    defect(monkeypatch)
+    assert walk(lambda random: draw_case("hand-over", random).make(), 1, runs=60).failure is None
