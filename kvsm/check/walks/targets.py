@@ -281,6 +281,7 @@ TARGETS: dict[str, WalkTarget] = {
         HintWorldOptions,
         HintWorld,
         draw_hint_options,
+        2,
     ),
     "fleet": WalkTarget(
         "engines of the target whole that hand over to each other, with restarts of each",
