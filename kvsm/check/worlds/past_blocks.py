@@ -49,7 +49,7 @@ def _seq(event: OffloadingEvent | None) -> int:
     return event.seq
 
 
-class _Pool:
+class _LivingBlocks:
     """The living blocks while a log is read."""
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ def past_blocks(
     log: Log, transfers: Mapping[int, PastTransfer], requests: Sequence[PastRequest]
 ) -> list[PastBlock]:
     """Return the blocks of a log, in the order of the stores' plans and of their keys."""
-    pool, ended = _Pool(), defaultdict[int, list[PastTransfer]](list)
+    pool, ended = _LivingBlocks(), defaultdict[int, list[PastTransfer]](list)
     copies = {event.seq for request in requests if request.target for event in request.events}
     for transfer in transfers.values():
         if transfer.ended is not None:
