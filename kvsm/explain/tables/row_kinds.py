@@ -239,7 +239,7 @@ class BlockRow(msgspec.Struct, frozen=True):
     gone_by: the transfer that ended its life, because it failed, was cancelled, lost or cut off.
     wanted, wanted_ns: the first lookup that stopped at its key after its life ended, and before the key was
         stored again. wanted_by: the lookup's request.
-    life: its number. The blocks of a store have consecutive numbers, in the order of its keys.
+    life: its number. Blocks of one store and KV cache group that follow each other have consecutive numbers.
     """
 
     transfer: int
