@@ -67,6 +67,7 @@ RUNS = {
     "whole": 80,
     "hints": 200,
     "fleet": 40,
+    "clocks": 60,
 }
 """Target of `kvsm fuzz` -> the number of its runs: about 10 s of CPU time each."""
 CHECK = ("check", "--jobs", "1", "--json")

@@ -66,6 +66,15 @@ def draw_serving(random: Random) -> ServingOptions:
     )
 
 
+def draw_clocks(random: Random) -> ServingOptions:
+    """Draw options of `draw_serving` with fewer requests, and without crashes."""
+    drawn = draw_serving(random)
+    budgets = msgspec.structs.replace(drawn.budgets, crashes=0)
+    # Without references a lost copy holds all blocks of its request for ever.
+    requests = drawn.requests[: random.randint(10, 30)]
+    return msgspec.structs.replace(drawn, requests=requests, references=True, budgets=budgets)
+
+
 def _draw_request(random: Random, longest: int) -> RequestSpec:
     """Draw a request that may share up to two first blocks with others."""
     length = random.randint(1, longest)

@@ -13,6 +13,7 @@ import msgspec
 from kvsm.check.vllm_fuzz.shape import EngineShape, draw_shape
 from kvsm.check.walks.drawn_options import (
     draw_audited,
+    draw_clocks,
     draw_copies,
     draw_log_ahead,
     draw_routed,
@@ -23,6 +24,7 @@ from kvsm.check.walks.drawn_options import (
 )
 from kvsm.check.walks.own_code import is_path, make_own_world
 from kvsm.check.worlds.books import AuditedOptions, WrongBooksOptions, audited, with_wrong_books
+from kvsm.check.worlds.clock_world import ClockWorld
 from kvsm.check.worlds.copy_world import CopyEngineWorld, CopyEngineWorldOptions
 from kvsm.check.worlds.core_options import CoreOptions, draw_options
 from kvsm.check.worlds.core_world import CoreWorld
@@ -288,6 +290,13 @@ TARGETS: dict[str, WalkTarget] = {
         FleetOptions,
         FleetWorld,
         draw_fleet,
+        2,
+    ),
+    "clocks": WalkTarget(
+        "serving with a log, deadlines and leases on clocks that stand still, jump and go back",
+        ServingOptions,
+        ClockWorld,
+        draw_clocks,
         2,
     ),
 }

@@ -1,0 +1,111 @@
+"""The clock world accepts the shipped code, and finds code that trusts a clock which goes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kvsm.check.walks.targets import draw_case
+from kvsm.check.walks.walk import walk
+from kvsm.check.worlds.clock_world import ClockWorld
+from kvsm.check.worlds.serving_world import RequestSpec, ServingOptions
+from kvsm.check.worlds.world import Action
+from kvsm.core.log.syncing import Syncing
+from kvsm.errors import PropertyBroken
+from kvsm.explain.metrics import SecondsHistogram
+from kvsm.explain.tables.open_rows import RequestInProgress
+from kvsm.properties import Property
+from kvsm.tiers.disk.health import HealthWatch
+
+ARRIVE, STEP, BACK, LONG, SHORT = ("arrive",), ("step",), ("back", 3600), ("pass", 61_000), ("pass", 150)
+STEPS = (STEP, STEP, STEP)
+COPYING = (ARRIVE, *STEPS, BACK, LONG, *STEPS)
+LEASED = (ARRIVE, ("offer",), BACK, LONG, STEP)
+FAILING = (*[("disk_store", 0)] * 3, BACK, LONG, ("disk_store", 0))
+LOGGED = (ARRIVE, STEP, BACK, SHORT, STEP)
+
+
+def run(*actions: Action) -> None:
+    """Do these actions, then come to rest."""
+    request = RequestSpec(tuple(range(9)), 9)
+    world = ClockWorld(
+        ServingOptions(
+            requests=(request, request),
+            device_blocks=12,
+            slots=8,
+            workers=1,
+            chunk_tokens=4,
+            defer_ticks=3,
+            prefix_cache=False,
+        )
+    )
+    for action in actions:
+        assert world.do(action), action
+    while (winding := world.wind_down()) is not None:
+        world.do(winding)
+    world.check()
+
+
+@pytest.mark.parametrize("actions", [COPYING, LEASED, FAILING, LOGGED])
+def test_the_shipped_code_keeps_its_bounds(actions: tuple[Action, ...]) -> None:
+    run(*actions)
+
+
+def found(*actions: Action) -> str:
+    with pytest.raises(PropertyBroken) as caught:
+        run(*actions)
+    assert caught.value.property in (Property.PROGRESS, Property.EVENTS_ARE_STATE)
+    return caught.value.message
+
+
+def unchanged(clock: Callable[[], float]) -> Callable[[], float]:
+    return clock
+
+
+def test_a_deadline_that_goes_back_with_its_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvsm.vllm.deadlines.SteadyClock", unchanged)
+    assert found(*COPYING) == "the oldest store is overdue for 2 steps"
+
+
+def test_a_lease_that_goes_back_with_its_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvsm.tiers.hand_over.leases.SteadyClock", unchanged)
+    assert found(*LEASED) == "lease 0 has not ended, 1 s after its time"
+
+
+def test_a_pause_that_goes_back_with_its_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HealthWatch, "_left_s", lambda watch, now: max(0.0, watch._probe_at - now))
+    assert "a pause of the disk lasts 61 s" in found(*FAILING)
+
+
+def test_a_log_that_is_synced_by_a_clock_that_went_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_time = Syncing.sync_in_time
+
+    def late(syncing: Syncing, place: Any, now: int, opening: Any) -> None:
+        if now >= place.segment.synced.at_ns:
+            in_time(syncing, place, now, opening)
+
+    monkeypatch.setattr(Syncing, "sync_in_time", late)
+    assert found(*LOGGED).endswith("was flushed 0.15 s ago, and is not durable")
+
+
+# The second request waits for a store of the first one, and meanwhile the wall clock is set back.
+WAITING = (ARRIVE, STEP, STEP, ARRIVE, STEP, ("wall", -500))
+
+
+def test_a_negative_duration_in_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RequestInProgress, "wait_ns", lambda row, until: until - row.since.wall_ns)
+    assert "takes -5000" in found(*WAITING)
+
+
+def test_a_counter_that_decreases(monkeypatch: pytest.MonkeyPatch) -> None:
+    def observe(histogram: SecondsHistogram, _: float) -> None:
+        histogram._sum -= 1
+
+    monkeypatch.setattr(SecondsHistogram, "observe", observe)
+    assert "the counter deferral_seconds sum decreases" in found(*WAITING)
+
+
+def test_random_walks_find_nothing() -> None:
+    assert walk(lambda random: draw_case("clocks", random).make(), 5, runs=2).failure is None
