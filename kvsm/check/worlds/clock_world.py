@@ -121,7 +121,7 @@ class ClockedEngine(BookedEngine):
 
     def hand_on(self, count: int | None = None) -> StepResults:
         results = super().hand_on(count)
-        for transfer in self.flights.begun.keys() - self.core.ledger.transfers.keys():
+        for transfer in sorted(self.flights.begun.keys() - self.core.ledger.transfers.keys()):
             self.deadlines.ended(transfer)
             self.flights.end(transfer)
         return results

@@ -33,7 +33,7 @@ It also checks:
 After a fault of the log its events may be lost, so the next process is checked only for wrong bytes.
 
 Not covered: the log of the disk's core, the bytes of slot files (see the targets `disk` and `eras`), clocks
-that go wrong, hand-overs (see the target `fleet`).
+that go wrong (see the target `clocks`), hand-overs (see the target `fleet`).
 """
 
 from __future__ import annotations
