@@ -32,7 +32,7 @@ from kvsm.core.ledger.snapshot import digest, restore, snapshot
 from kvsm.core.log import LogGap, WholeState
 from kvsm.core.scheduler.hits import HitSearch
 from kvsm.errors import LogDamaged
-from kvsm.events import KINDS, OffloadingEvent
+from kvsm.events import KINDS, HintOutcome, OffloadingEvent
 from kvsm.explain.story import (
     Auditor,
     entries,
@@ -115,6 +115,7 @@ def test_a_log_of_every_kind_of_event_verifies(tmp_path: Path) -> None:
     assert life.core.declines("slow", 1, 1)
     life.core.finish("slow")
     life.core.count_offers([b"offered once"])
+    life.core.answer_hint("r1", "a session", "", HintOutcome.REFUSED)
     life.close()
     assert {type(event) for event in life.events} >= set(KINDS) - {ev.RequestArrived}
     seen: list[int] = []
