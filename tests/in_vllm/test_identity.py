@@ -203,6 +203,7 @@ OTHER_OPTIONS: dict[str, dict[str, Any]] = {
         "lazy_target_blocks": 2,
         "disk_write": "back",
         "disk_flush": "none",
+        "agent_hint_share": 0.5,
     },
     "how copies are made, watched and logged": {
         "verify_copies": True,
