@@ -231,6 +231,6 @@ def test_each_kind_of_event_is_in_a_story_or_left_out_on_purpose() -> None:
             ev.StepEnded,
             ev.BlocksOffered,
         ),
-        *(ev.OffersCounted, ev.BlocksRewritten, ev.HintAnswered),
+        *(ev.OffersCounted, ev.BlocksRewritten, ev.HintAnswered, ev.TimesMeasured, ev.SlowHitFound),
     }
     assert told | timing | bookkeeping == set(ev.KINDS)

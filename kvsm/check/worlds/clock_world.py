@@ -74,12 +74,15 @@ class FaultyClocks:
         self.seen_s, self.steady_s, self.wall_ns = 0.0, _STARTED_S, _DATED_NS
 
     def now_s(self) -> float:
+        """The monotonic clock (s)."""
         return self.steady_s
 
     def now_ns(self) -> int:
+        """The monotonic clock (ns)."""
         return int(self.steady_s * 1e9)
 
     def dated_ns(self) -> int:
+        """The wall clock (ns since 1970)."""
         return self.wall_ns
 
 

@@ -12,7 +12,7 @@ requests have the device blocks. While a copy is under way, only the driver of t
 These bounds hold since the request has arrived, was preempted, fell back after a fault, or has begun the next
 part of its prompt:
 
-- at most `defer_ticks` steps tell it to wait;
+- at most `defer_ticks` steps tell it to wait, apart from those in which it waits for another engine;
 - the first step that serves it fairly while it waits for its load passes on the end of the load;
 - it is computed in as many steps as its tokens need (`most_steps`);
 - its load fails only if since then a report was bad, or the world was disturbed in another way.
@@ -94,6 +94,7 @@ class FairService:
         self.records.pop(request.request_id, None)
 
     def note_question(self, request: SmallRequest) -> None:
+        """The request asks how many tokens it can load."""
         self.asks = request.request_id
         self.asked.add(request.request_id)
 
@@ -102,6 +103,10 @@ class FairService:
         self.answered.add(self.asks)
         if not has_room:
             self.note_lack(self.asks)
+
+    def note_wait_for_another_engine(self) -> None:
+        """The request that asked last waits for another engine, whose steps this engine does not bound."""
+        self.asked.discard(self.asks)
 
     def note_lack(self, name: str) -> None:
         """The step has no room for this request."""

@@ -194,6 +194,7 @@ class FleetEngine(WholeEngine):
         if self.incoming.awaits(request.request_id):
             self.take_hand_overs()
             if self.incoming.awaits(request.request_id):
+                self.service.note_wait_for_another_engine()
                 return None
         return super()._ask(request, local)
 

@@ -131,7 +131,8 @@ def past_requests(
                 request.cut(event)
             known.clear()
             continue
-        name = getattr(event, "request", None)
+        # A hint is answered for a request that is over.
+        name = None if isinstance(event, ev.HintAnswered) else getattr(event, "request", None)
         if name is not None:
             _read_named(found, known, name, event)
             names.append(name)

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 from kvsm import events as ev
-from kvsm.check.worlds.past_blocks import PastBlock
+from kvsm.check.worlds.past_blocks import PastAnswer, PastBlock
 from kvsm.check.worlds.past_log import PastLog
 from kvsm.check.worlds.past_requests import PastRequest, PastStay
 from kvsm.check.worlds.past_transfers import COMPLETED, CUT_OFF, LOST, PastTransfer
@@ -115,6 +115,7 @@ def _event_and_time(past: PastLog, event: OffloadingEvent | None) -> tuple[int |
 
 
 def _lookups(past: PastLog) -> Rows:
+    has_slow_hits = any(isinstance(event, ev.SlowHitFound) for event in past.log)
     for answer in past.answers:
         event, used = answer.event, answer.admitted
         counts = used or event
@@ -135,7 +136,22 @@ def _lookups(past: PastLog) -> Rows:
             answer.transfer,
             _names(answer.requests),
             answer.skipped,
+            *(_declined(past, answer) if has_slow_hits else (None,) * 4),
         )
+
+
+def _declined(past: PastLog, answer: PastAnswer) -> tuple[int | None, ...]:
+    """The declined hit of an answer without hit: event, tokens, and the expected times."""
+    event = answer.event
+    if not answer.slots and event.missed is None:
+        for before in reversed([one for one in past.log if one.seq < event.seq]):
+            if getattr(before, "request", None) != event.request:
+                continue
+            if isinstance(before, ev.SlowHitFound) and before.declined:
+                return before.seq, before.tokens, before.load_us, before.compute_us
+            if isinstance(before, ev.RequestArrived | ev.RequestAdmitted | ev.RequestFinished):
+                break
+    return (None,) * 4
 
 
 def _requests(past: PastLog) -> Rows:
@@ -189,9 +205,16 @@ def _request(
         sum(owned),
         len(to_list(held[-1].slots)) if held else 0,
         (ends[0].hand_over or None) if ends else None,
+        _session(past, request),
         _stayed_ns(past, request, "DEFERRED"),
         _stayed_ns(past, request, "LOADING"),
     )
+
+
+def _session(past: PastLog, request: PastRequest) -> str | None:
+    """The session for which a lease pins blocks; None for any other request."""
+    named = [event for event in past.log if isinstance(event, ev.HintAnswered) and event.lease]
+    return next((event.session for event in named if event.lease == request.name), None)
 
 
 def _knows(request: PastRequest, event: int) -> bool:

@@ -43,11 +43,10 @@ from kvsm.core.scheduler.request_params import AgentHint
 from kvsm.core.scheduler.tracked import TrackedRequest
 from kvsm.errors import KvsmError, LimitReached
 from kvsm.events import HintOutcome, HintReason
+from kvsm.system.steady_clock import SteadyClock
 
 MOST_LEASES = 1024
 """The most leases at once. A block can be pinned 32,767 times, and requests need pins, too."""
-
-
 ENDS_IN_A_LOOK = 8
 """The most leases that expire in one look, because the engine waits: 400 pins take about 0.1 ms to release.
 The others expire in the next looks."""
@@ -88,7 +87,8 @@ class SessionLeases:
     """The leases of one engine.
 
     share: the largest share of the host pool that all leases pin together, from 0 to 1. 0: no leases.
-    clock: monotonic time (s); public, so that a test can replace it.
+    clock: monotonic time (s); if it goes back, the leases do not last longer. Public, so that a test can
+        replace it.
     new_name: returns text that no client can guess, so that no request has the name of a lease.
     """
 
@@ -100,7 +100,8 @@ class SessionLeases:
         clock: Callable[[], float] = time.monotonic,
         new_name: Callable[[], str] = token_hex,
     ) -> None:
-        self._core, self._config, self.clock, self._new_name = core, config, clock, new_name
+        self._core, self._config, self._new_name = core, config, new_name
+        self.clock: Callable[[], float] = SteadyClock(clock)
         slots = core.config.host_blocks
         self.most_slots = min(int(share * slots), slots - 1)
         """Most host slots that all leases pin together. One slot at least is left for stores."""
