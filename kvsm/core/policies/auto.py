@@ -95,6 +95,8 @@ class AutoPolicy(EvictionPolicy):
         self._chains = Chains(capacity)
         self._seen = SeenKeys(max(capacity, min(_REMEMBERED_PER_SLOT * capacity, _REMEMBERED_MOST)))
         self._ages = ReuseAges(_QUEUES, capacity)
+        self._places = np.zeros(capacity, np.int64)
+        """Only used within a choice: slot -> place."""
         self._same_use = capacity // _SAME_USE
         self._learn_after = max(_LEARN_LEAST, capacity // _LEARN_EVERY)
         self._empty()
@@ -304,8 +306,7 @@ class AutoPolicy(EvictionPolicy):
         leaves = np.flatnonzero(children == 0)[:count].tolist()
         worth, last = ranked.worth.tolist(), ranked.last.tolist()
         heap = [(worth[place], last[place], place) for place in leaves]  # It is sorted, so it is a heap.
-        parents, left = self._chains.parents_of(ranked.slots).tolist(), children.tolist()
-        place_of = {slot: place for place, slot in enumerate(ranked.slots.tolist())}
+        parents, left = self._parents_among(ranked.slots).tolist(), children.tolist()
         chosen, worths, highest, next_place = list[int](), list[float](), 0.0, 0
         gone = set[int]()
         while len(chosen) < count:
@@ -318,12 +319,19 @@ class AutoPolicy(EvictionPolicy):
             gone.add(place)
             chosen.append(place)
             worths.append(highest)
-            parent = place_of.get(parents[place])
-            if parent is not None and parent not in gone:
+            parent = parents[place]
+            if parent >= 0 and parent not in gone:
                 left[parent] -= 1
                 if not left[parent]:
                     heappush(heap, (max(highest, worth[parent]), last[parent], parent))
         return chosen, worths
+
+    def _parents_among(self, slots: Numbers) -> Numbers:
+        """Return for each of these slots the place of its parent among them; -1 if it is not there."""
+        self._places[slots] = np.arange(len(slots))
+        parents = self._chains.parents_of(slots)
+        places = self._places[parents]
+        return np.where((parents >= 0) & (slots[np.minimum(places, len(slots) - 1)] == parents), places, -1)
 
     def _worth_of(self, slots: Numbers) -> Floats:
         uses, last = self._uses_of(slots)

@@ -48,12 +48,12 @@ class Chains:
         self._parent_since.put(slots[:1], before)
         if parent is not None and before:
             self._parent.put(slots[:1], parent)
-            self._count(np.array([parent]), 1)
+            self._children.add(np.array([parent]), 1)
 
     def remove(self, slots: Numbers) -> None:
         """Forget blocks that are no longer stored. Their children, if any, have no parent from now on."""
         parents = self.parents_of(slots)
-        self._count(parents[parents >= 0], -1)
+        self._children.add(parents[parents >= 0], -1)
         for column in (self._since, self._parent_since, self._children):
             column.put(slots, 0)
 
@@ -74,7 +74,3 @@ class Chains:
         """Raise `ValueError` if restored columns name a slot that the pool does not have."""
         if self._parent.values.max(initial=0) >= self._capacity:
             raise ValueError(f"the snapshot has parents outside of the {self._capacity} slots")
-
-    def _count(self, parents: Numbers, change: int) -> None:
-        distinct, times = np.unique(parents, return_counts=True)
-        self._children.put(distinct, self._children.values[distinct] + change * times)

@@ -264,7 +264,7 @@ class Column:
 
     def __init__(self, size: int, dtype: str) -> None:
         self.values: NDArray[Any] = np.zeros(size, dtype=dtype)
-        """Change them only with `put`."""
+        """Change them only with `put` and `add`."""
         self._copy: ColumnCopy | None = None
 
     def put(self, places: NDArray[np.int64], values: Any) -> None:
@@ -272,6 +272,12 @@ class Column:
         if self._copy is not None and self._copy.is_open:
             self._copy.keep(places)
         self.values[places] = values
+
+    def add(self, places: NDArray[np.int64], change: int) -> None:
+        """Add to the numbers at these places, as often as each place is named."""
+        if self._copy is not None and self._copy.is_open:
+            self._copy.keep(places)
+        np.add.at(self.values, places, change)
 
     def snapshot(self) -> bytes:
         """Return all numbers as bytes."""
