@@ -156,7 +156,7 @@ def bench() -> None:
 @click.option(
     "--choosing",
     is_flag=True,
-    help="Also run KvsmConnector with auto, load_only_if_faster, and both.",
+    help="Also run KvsmConnector with the policy auto, with load_only_if_faster, and with both.",
 )
 @click.option(
     "--disk",
@@ -184,11 +184,13 @@ def bench_vllm(
     With --peers, vLLM's OffloadingConnector and SimpleCPUOffloadConnector serve the same rounds. Workers of
     this benchmark copy for them, because vLLM's own workers need CUDA.
 
-    With --choosing, KvsmConnectors take part that refuse what does not pay: stores (policy auto), loads
-    (load_only_if_faster), or both. With --turns 1 and --host-percent 25 no offload can help.
+    With --choosing, three more KvsmConnectors take part: one refuses stores that do not pay (policy auto),
+    one refuses such loads (load_only_if_faster), and one refuses both. With --turns 1 and --host-percent 25
+    no prompt is sent twice, so offload can only cost time.
 
     With --disk, three KvsmConnectors are compared: with a host pool of a tenth of what the conversations
-    need, with the same pool and a disk tier below it, and with a host pool for all of them.
+    need, with the same pool and a disk tier below it, and with a host pool for all of them. --choosing
+    then has no effect.
     """
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     if output is not None:  # Fail now, not after minutes.

@@ -54,7 +54,7 @@ CHOOSING: Mapping[str, dict[str, Any]] = {
     "KvsmConnector, load_only_if_faster": {"load_only_if_faster": True},
     "KvsmConnector, both": {"policy": "auto", "load_only_if_faster": True},
 }
-"""Engines that refuse stores and loads which do not pay -> their options. Otherwise they are as `KVSM`."""
+"""Engines that refuse stores or loads that do not pay -> their options. Otherwise they equal `KVSM`."""
 
 
 def _peer(**transfer: Any) -> Callable[..., dict[str, Any]]:
@@ -197,7 +197,7 @@ def compare(
 
     tell: called with a line of progress.
     peers: whether vLLM's own connectors take part.
-    choosing: whether the engines in `CHOOSING` take part.
+    choosing: whether the engines in `CHOOSING` take part; without effect if there is a disk.
     disk: a directory for disk tiers: engines with a small host pool take part, with and without a disk tier;
         None: they do not.
 

@@ -71,8 +71,9 @@ class ConnectorOptions(LogOptions, frozen=True, kw_only=True):
         read them (seconds).
     hand_over_share: the largest share of host memory that blocks for other engines may hold, above 0 and at
         most 1. When it is reached, the oldest hand-overs are given up for new ones.
-    agent_hint_share: the largest share of host memory that is kept for agents' sessions, whose requests ask
-        for it (`agent_hint`), from 0 to 1. One session gets at most half of it. With 0 none is kept.
+    agent_hint_share: the largest share of host memory that the leases of agents' sessions may hold
+        (`agent_hint`), from 0 to 1. One session gets at most half of it. Nothing is reserved. With 0 no hint
+        gets a lease.
     canonical_layout: whether a block has the same bytes on the host for every number of ranks. All ranks then
         share one host pool.
     pool_dir: a directory for a host pool that outlives its process: the next engine with this directory
