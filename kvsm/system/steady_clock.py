@@ -1,7 +1,7 @@
 """A clock that never goes back, for deadlines.
 
-The monotonic clock of a process should not go back. It may do so if the process was moved to another machine,
-or if a caller gives a clock of its own. Then every deadline would be later by that time.
+A monotonic clock should not go back. It may do so after a move of the process to another machine, or if it is
+a caller's own clock. Without this class, every deadline would then be late by that much.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ class TransferDeadlines:
 
     timeout_s: how long a transfer may stay unreported (s); 0: no limit.
     most_steps: the most steps of the engine that may be in flight at once.
-    clock: returns monotonic time (s); if it goes back, the deadlines do not. Public, so that a test can
-        replace it.
+    clock: returns monotonic time (s); a clock that goes back makes no deadline later. Public, so that a test
+        can replace it.
     """
 
     def __init__(

@@ -287,7 +287,7 @@ class SchedulerSide:
         self._flush_if_only_leases_are_left()
 
     def _flush_if_only_leases_are_left(self) -> None:
-        """Flush the log if the engine may take no further step: a lease does not make it take one."""
+        """Flush the log if only session leases are left: the engine takes no further step for them."""
         if self._leases.leases and not self._scheduler.state.tracked:
             self._core.offloader.flush_log(LogFlush.ONLY_LEASES)
 
@@ -362,8 +362,8 @@ class SchedulerSide:
     ) -> tuple[bool, dict[str, Any] | None]:
         """Note that the request is finished or aborted, and plan its last stores.
 
-        Returns (whether vLLM must keep its blocks, the kv_transfer_params for the client or None). They say
-        where a decode engine finds the blocks, and what became of the client's hint.
+        Returns (whether vLLM must keep its blocks, the kv_transfer_params for the client or None). These say
+        where a decode engine finds the blocks, and how the client's hint was answered.
         """
         self._recomputing.pop(request.request_id, None)
         aborted = request.status == RequestStatus.FINISHED_ABORTED
@@ -484,7 +484,7 @@ class SchedulerSide:
         return is_done
 
     def shutdown(self) -> None:
-        """Stop all hand-overs and leases, and close the event logs."""
+        """Stop all hand-overs, end all session leases, and close the event logs."""
         for part in (self._service, self._outgoing, self._incoming, self._leases):
             if part is not None:
                 part.close()

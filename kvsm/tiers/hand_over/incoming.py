@@ -203,7 +203,7 @@ class IncomingHandOvers:
         if not 0 < offer.num_tokens <= one.num_tokens or len(spans) != len(offer.groups):
             return "its blocks are not those of the prompt"
         for span, group, keys in zip(spans, offer.groups, all_keys):
-            # A group may need no chunk, and then its empty span may begin after the prompt's last full chunk.
+            # If a group needs no chunk, its span is empty and may begin after the prompt's last full chunk.
             lacks_keys = bool(group.slots) and span.last > len(keys)
             if (span.first, span.last - span.first) != (group.first, len(group.slots)) or lacks_keys:
                 return "its blocks are not those of the prompt"

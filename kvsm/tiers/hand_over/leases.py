@@ -81,7 +81,7 @@ class LeaseTable:
     """The leases of one engine. All calls may come from any thread.
 
     timeout_s: how long a lease waits for its reader, and then how long the reader may read (s).
-    clock: monotonic time (s); if it goes back, the leases do not last longer. Public, so that a test can
+    clock: monotonic time (s); a clock that goes back makes no lease last longer. Public, so that a test can
         replace it.
     """
 

@@ -123,8 +123,8 @@ class OutgoingHandOvers:
         return HandOverParams(self._engine, tracked.name, lease, limit).as_answer()
 
     def _prompt_keys(self, tracked: TrackedRequest, prompt_tokens: int) -> list[list[bytes]]:
-        """Return the keys of the chunks that are full of tokens of the prompt, by group. The decode engine
-        has no keys of the chunks after them, which contain generated tokens."""
+        """Return, by group, the keys of the chunks that contain only prompt tokens. The decode engine cannot
+        know the keys of later chunks, which contain generated tokens."""
         tokens = [group.block_tokens * self._core.config.blocks_per_chunk for group in self._config.groups]
         return [keys[: prompt_tokens // size] for keys, size in zip(tracked.all_keys(), tokens)]
 
