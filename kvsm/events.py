@@ -130,13 +130,13 @@ class RejectReason(str, Enum):
 
 
 class HintOutcome(str, Enum):
-    """What became of a client's hint. The first three are its answer; the others are the end of its lease."""
+    """What became of a client's hint. The first three answer the hint; the others say how its lease ended."""
 
     __str__ = str.__str__
 
     ACCEPTED = "accepted"
     CLIPPED = "clipped"
-    """A lease of fewer blocks than were asked for."""
+    """The lease has fewer blocks than the hint asked for."""
     REFUSED = "refused"
     EXPIRED = "expired"
     RELEASED = "released"
@@ -146,11 +146,11 @@ class HintOutcome(str, Enum):
     CROWDED_OUT = "crowded out"
     """Newer leases needed its part of the share."""
     REVOKED = "revoked"
-    """A reset, a shutdown, or all its blocks were lost."""
+    """By a reset or a shutdown, or because all its blocks were lost."""
 
 
 class HintReason(str, Enum):
-    """Why a hint was refused or clipped; empty for all other outcomes."""
+    """Why a hint was refused or clipped; `NONE` for all other outcomes."""
 
     __str__ = str.__str__
 
@@ -270,8 +270,8 @@ class HitMatched(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=5)
     on_device: how many of these blocks the device had.
     on_host: how many of these blocks the host serves, after the ones on the device.
 
-    A request with slots for which no block was looked up loads none: it pins them for another engine, which
-    copies them out of the host pool, or for a session (`HintAnswered`).
+    A request with slots for which no block was looked up loads none. It pins them for another engine, which
+    copies them out of the host pool, or as the lease of an agent's session (`HintAnswered`).
 
     The last three fields count device blocks of `OffloadConfig.block_tokens` tokens, once for all KV cache
     groups. None: the caller gave no number.
@@ -512,18 +512,19 @@ class RequestAdmitted(OffloadingEvent, frozen=True, array_like=True, gc=False, t
 
 
 class HintAnswered(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=28):
-    """What became of a client's hint (`agent_hint`): its answer when its request ends, and the end of its
-    lease. It changes nothing: a lease is a request that pins the blocks, so `HitMatched` and
+    """A client's hint (`agent_hint`) was answered when its request ended, or its lease ended.
+
+    It changes no state: a session's lease is a request that pins the blocks, so `HitMatched` and
     `RequestFinished` of that request begin and end it.
 
     request: the request that brought the hint.
     session: as the client names it. Empty if the hint names none.
-    lease: the request that pins the blocks. Empty if nothing is kept.
-    asked: blocks (host slots) of the request's tokens, which the hint asks to keep.
-    leased: how many of them are kept: from the first one on, and with those that are still being stored. At
-        the end of a lease, how many it held.
-    ttl_ms: how long they are kept at most (ms).
-    why: why they are not all kept.
+    lease: the request that pins the blocks. Empty if there is no lease.
+    asked: how many blocks (host slots) the hint asked to keep: all that a hit of its request needs.
+    leased: how many of them, counted from the first one, the lease holds, or held when it ended. Blocks that
+        are still being stored count.
+    ttl_ms: how long the lease may last (ms).
+    why: why the lease does not hold all of them.
     """
 
     request: str
@@ -538,10 +539,10 @@ class HintAnswered(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=
 
 class TimesMeasured(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=29):
     """The measured times of loads and of computation have changed since the last such event. With
-    `load_only_if_faster`, decisions use the times in this event until the next one.
+    `load_only_if_faster`, decisions use these times until the next one.
 
     start_us: time of a load that does not depend on its size (us).
-    block_ns: time that each device block adds to the load, and each block of a load in flight before it (ns).
+    block_ns: time for each device block of a load, and for each block in flight ahead of it (ns).
     token_ns: time to compute one token of a prompt (ns).
     """
 
@@ -551,14 +552,13 @@ class TimesMeasured(OffloadingEvent, frozen=True, array_like=True, gc=False, tag
 
 
 class SlowHitFound(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=30):
-    """To load the hit of this request is expected to take at least as long as to compute its tokens.
+    """Loading the hit of this request is expected to take at least as long as computing its tokens.
 
     blocks: device blocks that the load would fill.
-    blocks_ahead: device blocks of the loads for which other requests wait.
+    blocks_ahead: device blocks of the loads in flight, for which requests wait.
     tokens: tokens of the hit.
     load_us, compute_us: the expected times of the load and of the computation (us), from `TimesMeasured`.
-    declined: whether the request computes the tokens. False: they are loaded all the same, because loads are
-        measured only if there are some.
+    declined: whether the request computes the tokens. False: they are loaded nevertheless, to measure a load.
     """
 
     request: str

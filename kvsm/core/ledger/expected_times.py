@@ -11,7 +11,7 @@ from kvsm.states.transfer import ABANDONED
 from kvsm.states.words import STATE_MASK
 
 LOADED_EVERY = 16
-"""Of so many slow hits, one is loaded all the same. Without any load, the times of loads would never change
+"""One in this many slow hits is loaded nevertheless: without loads, their times would never be measured
 again."""
 
 MOST_TIME = 1 << 40
@@ -38,7 +38,7 @@ class Expected(NamedTuple):
 
 def expected(ledger: LedgerState, blocks: int, tokens: int) -> Expected | None:
     """Return the expected times of a hit of `tokens` tokens, whose load fills `blocks` device blocks. None:
-    nothing was measured yet."""
+    no times were measured yet."""
     if ledger.times is None:
         return None
     start_us, block_ns, token_ns = ledger.times
@@ -48,8 +48,8 @@ def expected(ledger: LedgerState, blocks: int, tokens: int) -> Expected | None:
 
 
 def _is_awaited(ledger: LedgerState, transfer: TransferRecord) -> bool:
-    """Whether a request of the engine waits for this load: it is no copy to another tier, and no reset has
-    abandoned it."""
+    """Whether a request of the engine waits for this load. None waits for a copy to another tier, or for a
+    load that a reset has abandoned."""
     if transfer.direction is not LOAD or transfer.word & STATE_MASK == ABANDONED:
         return False
     return not ledger.requests[transfer.owners[0][0]].target

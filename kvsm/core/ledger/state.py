@@ -77,7 +77,7 @@ class LedgerState:
         self.times: tuple[int, int, int] | None = None
         """The fields of the last `TimesMeasured`; None if this process has measured nothing yet."""
         self.declined_hits = 0
-        """The number of slow hits that were declined since the last one that was loaded all the same."""
+        """The number of slow hits that were declined since the last slow hit that was loaded."""
         self.provenance, self.offers = Provenance(), OfferHistory(config.counted_keys)
 
     def readable(self, slot: int) -> bool:

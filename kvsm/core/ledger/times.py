@@ -1,4 +1,4 @@
-"""The events of measured times, and of the hits that they make slow."""
+"""The events of measured times and of slow hits (`load_only_if_faster`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvsm.states.words import STATE_MASK
 
 
 def times_measured(ledger: LedgerState, event: ev.TimesMeasured) -> None:
-    """Later decisions use these times."""
+    """Use these times for later decisions."""
     times = event.start_us, event.block_ns, event.token_ns
     if not are_possible(times):
         raise InvalidEvent(event.seq, "a measured time is negative or too long")
@@ -19,14 +19,16 @@ def times_measured(ledger: LedgerState, event: ev.TimesMeasured) -> None:
 
 
 def slow_hit_found(ledger: LedgerState, event: ev.SlowHitFound) -> None:
-    """Count the hit, if the ledger's own figures say the same of it."""
+    """Count a slow hit whose figures and decision follow from the ledger; reject any other."""
     request = ledger.requests.get(event.request)
     if request is None or request.word & STATE_MASK == FINISHED:
-        raise InvalidEvent(event.seq, f"request {event.request} is unknown or over, and has no hit")
+        raise InvalidEvent(event.seq, f"request {event.request} is unknown or over, so it has no hit")
     times = expected(ledger, event.blocks, event.tokens)
     named = event.blocks_ahead, event.load_us, event.compute_us
     if not ledger.config.load_only_if_faster or times is None or not times.is_slow or named != times:
-        raise InvalidEvent(event.seq, f"a hit of {event.tokens} tokens has other expected times")
+        raise InvalidEvent(event.seq, "a slow hit does not follow from the measured times")
     if event.declined != (ledger.declined_hits < LOADED_EVERY - 1):
-        raise InvalidEvent(event.seq, f"{ledger.declined_hits} hits were declined since the last loaded one")
+        raise InvalidEvent(
+            event.seq, f"the slow hit after {ledger.declined_hits} declined ones has a wrong decision"
+        )
     ledger.declined_hits = ledger.declined_hits + 1 if event.declined else 0

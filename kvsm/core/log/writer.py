@@ -187,7 +187,7 @@ class LogWriter:
         # The first flush deletes the segments that a new life drops.
         self._resume_at, self._look_at_ns, self._settled = 0, 0, False
         self._flushed_ns = self._nothing_until_ns = 0
-        # (monotonic) Between these times a flush without new events has nothing to do.
+        # (monotonic) Between these two times, a flush without new events has nothing to do.
         self._refusal: LogError | None = None
         self._closed, self._ended, self._forks = False, False, _forks
         self._calls: list[object] = []

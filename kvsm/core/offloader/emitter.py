@@ -43,8 +43,8 @@ class LogFlush(Enum):
     REPORTS_TAKEN = "the workers' reports were taken"
     CACHE_RESET = "the cache was reset"
     """Nothing may follow for a long time: an idle engine takes no steps."""
-    ONLY_LEASES = "only leases of sessions are left"
-    """They are requests of the ledger, and an idle engine takes no steps for them."""
+    ONLY_LEASES = "only leases of agents' sessions are left"
+    """They count as requests of the ledger, but an idle engine takes no steps for them."""
     ENGINE_FAILS = "the engine may stop with an error"
     RESTARTED = "another process goes on with the log"
 
@@ -224,7 +224,7 @@ class EventEmitter:
         if self._flush_within_ns:
             now = time.monotonic_ns()
             waits = reason is LogFlush.REPORTS_TAKEN or reason is LogFlush.STEP_ENDED
-            # The rest is longer than the whole time only if the clock has gone back.
+            # More time than the whole interval is left only if the clock has gone back.
             is_early = 0 < self._flush_by_ns - now <= self._flush_within_ns
             if waits and is_early and (ledger.requests or ledger.transfers):
                 return

@@ -265,7 +265,7 @@ class Offloader(EventEmitter):
         ttl_ms: int = 0,
         why: ev.HintReason = ev.HintReason.NONE,
     ) -> None:
-        """Record what became of a client's hint, for the log; see `HintAnswered`. The request may be over."""
+        """Log what became of a client's hint (`HintAnswered`). The request may be over."""
         session = request_name("answer_hint", session, "session")
         lease = request_name("answer_hint", lease, "lease")
         counts = integers("answer_hint", "asked, leased, ttl_ms", (asked, leased, ttl_ms))

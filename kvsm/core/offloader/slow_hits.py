@@ -1,7 +1,7 @@
-"""Hits that take longer to load than to compute (`OffloadConfig.load_only_if_faster`).
+"""Slow hits: expected to take at least as long to load as to compute (`load_only_if_faster`).
 
 The caller measures loads and computation, and notes their times. Decisions read only the noted times and the
-loads in flight, so a replay makes the same ones.
+loads in flight, so a replay repeats them.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from kvsm.states.words import STATE_MASK
 
 
 def note_times(core: EventEmitter, start_us: int, block_ns: int, token_ns: int) -> None:
-    """Note measured times: of a load without blocks (us), and of each device block and each token (ns).
+    """Note measured times: of a load without blocks (us), of each device block and of each token (ns).
 
-    `TimesMeasured` says what each means. Times that have not changed emit no event.
+    `TimesMeasured` defines them. Times that have not changed emit no event.
     """
     given = {"start_us": start_us, "block_ns": block_ns, "token_ns": token_ns}
     start_us, block_ns, token_ns = (_time(argument, value) for argument, value in given.items())
@@ -34,8 +34,8 @@ def _time(argument: str, value: object) -> int:
 
 
 def is_slow_hit(core: EventEmitter, blocks: int, tokens: int) -> bool:
-    """Whether a load of `blocks` device blocks is expected to take at least as long as to compute the
-    `tokens` tokens of the hit. Emits nothing.
+    """Whether loading `blocks` device blocks is expected to take at least as long as computing the `tokens`
+    tokens of the hit. Emits nothing.
 
     False without `load_only_if_faster`, and before the first `note_times`.
     """
@@ -54,10 +54,11 @@ def _count(argument: str, value: object) -> int:
 
 @checks_request
 def declines(core: EventEmitter, request: str, blocks: int, tokens: int) -> bool:
-    """Whether the request should compute the tokens of its hit, because their load `is_slow_hit`.
+    """Decide whether the request computes the tokens of its hit, because it is a slow hit (`is_slow_hit`).
 
-    One in `LOADED_EVERY` slow hits is loaded all the same, to measure loads. The decision on a slow hit is an
-    event (`SlowHitFound`). Call it once for each hit: after a `match` whose hit is declined, `release` it.
+    One in `LOADED_EVERY` slow hits is loaded nevertheless, to measure loads. The decision on a slow hit is an
+    event (`SlowHitFound`), so call this once for each hit. If it returns True after a `match`, `release` the
+    match.
     """
     entry = core.ledger.requests.get(request)
     if not is_slow_hit(core, blocks, tokens) or (entry is not None and entry.word & STATE_MASK == FINISHED):

@@ -1,10 +1,10 @@
 """Auto: learn when blocks are used again, evict those least worth their slots, refuse stores worth even less.
 
-There is an LRU queue for blocks with no use, with one, and with two or more. `ReuseAges` learns the *worth*
-of a block from its number of uses and its age: the chance of a use per unit of time in its slot. It learns
-from the ages at which blocks are used again, in the pool or after they were evicted or refused (`SeenKeys`).
-The next victim is the block with the lowest worth, among the leaves (`Chains`) at the heads of the queues. A
-block is stored if it is worth at least as much as the victim that it would replace.
+There are three LRU queues: for blocks with no use, with one, and with two or more. `ReuseAges` learns the
+*worth* of a block from its number of uses and its age: the chance of a use per unit of time in its slot. It
+learns from the ages at which blocks are used again, in the pool or after they were evicted or refused
+(`SeenKeys`). The next victim is the block with the lowest worth among the leaves (`Chains`) near the heads of
+the queues. A block is stored if it is worth at least as much as the victim that it would replace.
 
 So the policy adapts to the workload. Where most blocks are used again soon or never, the worth falls with the
 age: that is LRU. Where sessions take turns, the worth rises as the next turn comes near: stored blocks stay,
@@ -48,8 +48,8 @@ by the second one at least."""
 _SAMPLED = 1 << 14
 """An estimate samples up to this many stored blocks, and as many remembered keys."""
 _LOOKED_AT, _LOOKED_AT_LEAST = 4, 64
-"""To choose victims, look at this many blocks of each queue per victim, and at so many more. If there are too
-few leaves among them, some victims are not leaves; else the time of a choice would have no bound."""
+"""To choose victims, look at this many blocks of each queue per victim, and at this many more. This bounds
+the time of a choice. If too few of these blocks are leaves, some victims are not leaves."""
 _LATEST = 1 << 62
 """No clock gets there."""
 
@@ -283,8 +283,8 @@ class AutoPolicy(EvictionPolicy):
     def _candidates(self, count: int, protected: Collection[int]) -> tuple[Numbers, Floats]:
         """Return up to `count` idle blocks that are not protected, to evict in this order, and their worths.
 
-        The worths ascend. The queues are merged, each from its head on; ties go to the least recently used
-        block. A block has its turn after its last child.
+        The worths ascend. The queues are merged from their heads on; of equal worths, the least recently used
+        block comes first. A block comes after its last child.
         """
         looked_at = _LOOKED_AT * count + _LOOKED_AT_LEAST
         heads = [_numbers(queue.first(looked_at, protected)) for queue in self._queues]
@@ -299,8 +299,8 @@ class AutoPolicy(EvictionPolicy):
     def _children_first(self, count: int, ranked: _Ranked) -> tuple[list[int], list[float]]:
         """Return the places of `count` ranked blocks, each after its children if possible, and their worths.
 
-        They go in the order of their rank, but a block waits for its last child. If each block that is left
-        has children that are not among the ranked ones, the first of them goes.
+        They are in the order of their rank, but a block waits until its last child is chosen. If all blocks
+        that are left wait for children that are not ranked, the first of them is chosen.
         """
         children = self._chains.children_of(ranked.slots)
         leaves = np.flatnonzero(children == 0)[:count].tolist()

@@ -1,8 +1,8 @@
 """`Chains`: which stored block continues which in a prompt.
 
-A request that hits a block also hits all blocks before it. So a block without its parent cannot be hit, and a
-parent is worth at least as much as each of its children. A policy that evicts *leaves* only, blocks without a
-child on the host, never leaves a block there that cannot be hit.
+A request that hits a block also hits all blocks before it. So a block whose parent is not stored cannot be
+hit, and a parent is worth at least as much as each of its children. *Leaves* are stored blocks without stored
+children. A policy that evicts only leaves keeps every stored block reachable.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ Numbers = NDArray[np.int64]
 class Chains:
     """The parent and the number of children of each block that is stored in a pool of `capacity` slots.
 
-    A slot is named with the time at which its block was stored. So what was known of a block ends with it,
-    without a search for its children. Each slot takes 24 bytes.
+    A link to a parent has the parent's slot, and the time at which the parent was stored. When that slot gets
+    another block, the link is void, so removing a block needs no search for its children. Each slot takes 24
+    bytes.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -31,13 +32,14 @@ class Chains:
         self._since = Column(self._capacity, "<i8")
         """When the block of each slot was stored; 0 for an empty slot."""
         self._parent, self._parent_since = Column(self._capacity, "<u4"), Column(self._capacity, "<i8")
-        """The parent of each block; since 0 if it has none."""
+        """The slot of each block's parent, and when the parent was stored; 0 if there is none."""
         self._children = Column(self._capacity, "<i4")
 
     def add(self, slots: Numbers, parent: int | None, now: int) -> None:
-        """Add consecutive blocks of a prompt, stored at a time above 0 at which no others are stored.
+        """Add consecutive blocks of a prompt.
 
         parent: the slot of the block before slots[0]; None: there is none.
+        now: the time; above 0, and another one in each call.
         """
         self._since.put(slots, now)
         self._parent_since.put(slots, now)
@@ -51,7 +53,7 @@ class Chains:
             self._children.add(np.array([parent]), 1)
 
     def remove(self, slots: Numbers) -> None:
-        """Forget blocks that are no longer stored. Their children, if any, have no parent from now on."""
+        """Forget blocks that are no longer stored. Their children have no parent from now on."""
         parents = self.parents_of(slots)
         self._children.add(parents[parents >= 0], -1)
         for column in (self._since, self._parent_since, self._children):

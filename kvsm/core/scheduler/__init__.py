@@ -12,7 +12,8 @@ engine must provide. The other files:
 - `tracked`: a request, with the scheduler side's own state of it;
 - `hits`: the longest hit that all groups serve, and `load_targets`: the device blocks that it fills;
 - `offers`: which chunks are offered for a store, and when again (`retry`); `offer_batch`: one such offer;
-- `load_timer`: measures loads and computation, for hits that are not worth a load;
+- `load_timer`: measures loads and computation, to find hits that are not worth a load;
+- `session_leases`: keeps the blocks of agents' sessions on the host, as their hints ask;
 - `free_queue`: the lazy store;
 - `device_blocks`: references to device blocks while copies touch them;
 - `computed_tokens`: a check that an engine counts no token as computed too early;

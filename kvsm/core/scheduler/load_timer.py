@@ -1,11 +1,12 @@
 """Measures loads and computation for `OffloadConfig.load_only_if_faster`, and notes their times in the core.
 
-A load takes the time from its submission to the end of its slowest rank's copy: its start, and a time for
-each block that it has to wait for or copy. Both follow from a robust line (Theil and Sen) through the latest
-loads. A token takes the median time per token of the latest steps that computed many tokens of prompts.
+A load lasts from its submission to the end of the copy on its slowest rank. Its time is modelled as a
+constant start, and a time for each of its blocks and each block in flight ahead of it. Both come from a
+robust regression line (Theil-Sen) through the latest loads. The time of a token is the median time per token
+of the latest steps that computed enough prompt tokens (`STEP_TOKENS`).
 
-The times are noted when they have changed by more than `CHANGE`, so that a log has few of them. All state
-here is lost with the engine; decisions only read what was noted.
+Times are noted only after a large enough change (`CHANGE`), so that a log has few of them. All state here is
+lost with the engine; decisions only read what was noted.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from kvsm.core.plan import TransferJob, WorkerReport
 from kvsm.ids import count
 
 SAMPLES = 8
-"""The number of latest loads, and of latest steps, from which the times follow."""
+"""The times are computed from this many latest loads, and as many latest steps."""
 FEWEST = 4
-"""The number of loads, and of steps, before the first times are noted."""
+"""The first times are noted after this many loads, and as many steps."""
 STEP_TOKENS = 64
-"""The fewest tokens of prompts that a step computes if it is measured. A smaller step takes the time of any
-step."""
+"""A step is measured if it computes at least this many prompt tokens. The time of a smaller step is mostly
+overhead that does not depend on its tokens."""
 MOST_STEPS = 64
 """The most steps that an engine schedules before the first of them ends."""
 CHANGE = 4
-"""A time is noted again if it has changed by more than a `CHANGE`-th of the larger value."""
+"""The times are noted again if one has changed by more than 1 / `CHANGE` of the larger value."""
 
 
 class LoadTimer:
@@ -38,13 +39,13 @@ class LoadTimer:
     def __init__(self, offloader: Offloader) -> None:
         self._offloader = offloader
         self._flights: dict[int, tuple[int, int]] = {}
-        """Load in flight -> (blocks that were in flight with it, longest time of a rank so far)."""
+        """Load in flight -> (its blocks and those in flight ahead of it, longest time of a rank so far)."""
         self._loads: deque[tuple[int, int]] = deque(maxlen=SAMPLES)
         """(blocks, time) of the latest good loads (us)."""
         self._token_ns: deque[int] = deque(maxlen=SAMPLES)
         """Time per token of the latest measured steps (ns)."""
         self._steps: deque[tuple[int, int]] = deque(maxlen=MOST_STEPS)
-        """(when it was scheduled, its tokens if it is measured) of each step that has not ended."""
+        """(when it was scheduled, its tokens; 0 if it is not measured) of each step that has not ended."""
         self._ended_ns = 0
         """When the last step ended."""
 
@@ -85,8 +86,8 @@ class LoadTimer:
         self._steps.append((now_ns, tokens if prompt_tokens >= STEP_TOKENS else 0))
 
     def step_ended(self, now_ns: int) -> None:
-        """Note that the oldest scheduled step has ended. It has run since it was scheduled, or since the step
-        before it ended: an idle engine does not count as computing."""
+        """Note that the oldest scheduled step has ended. It ran since it was scheduled, or since the previous
+        step ended if that is later: idle time does not count."""
         if not self._steps:
             return
         scheduled_ns, tokens = self._steps.popleft()
@@ -114,8 +115,8 @@ def _has_changed(before: int, now: int) -> bool:
 def line(loads: Sequence[tuple[int, int]] | deque[tuple[int, int]]) -> tuple[int, int]:
     """Return the start (us) and the time for each block (ns) of a robust line through (blocks, us) pairs.
 
-    The slope is the median slope between two loads of different sizes. If all have one size, no start can be
-    told, and the whole time counts for the blocks.
+    The slope is the median slope between two loads of different sizes. If all loads have one size, the start
+    cannot be separated: it is 0, and the whole time counts for the blocks.
     """
     pairs = [(one, other) for place, one in enumerate(loads) for other in list(loads)[:place]]
     slopes = [1000 * (one[1] - other[1]) / (one[0] - other[0]) for one, other in pairs if one[0] != other[0]]

@@ -58,7 +58,7 @@ class AgentHint(NamedTuple):
     session: its `session_id`; empty if it is invalid.
     ttl_s: how long the request's blocks should be kept (s). 0: not asked for.
     releases: whether the session gives up what is kept for it (the edit `evict`).
-    moves: whether it asks for an edit that kvsm does not do by a hint (`offload`, `prefetch`).
+    moves: whether it asks for `offload` or `prefetch`, which kvsm does not do by a hint, and not for `evict`.
     wrong: why it cannot be used, for the client; empty if it can.
     """
 
@@ -174,12 +174,12 @@ def _hand_over(request: str, given: Mapping[str, Any]) -> HandOverParams | None:
 
 
 def _agent_hint(request: str, given: object) -> AgentHint | None:
-    """Parse `agent_hint`. Unknown keys in it are ignored, as those of later versions of the RFC."""
+    """Parse `agent_hint`. Unknown keys in it are ignored: later versions of the RFC may add some."""
     if given is None:
         return None
     hint = _checked_hint(given)
     if hint.wrong:
-        _ignored(request, "agent_hint", given, f"usable ({hint.wrong})")
+        _ignored(request, "agent_hint", given, f"usable ({hint.wrong})", "refused")
     return hint
 
 
@@ -195,7 +195,7 @@ def _checked_hint(given: object) -> AgentHint:
     ttl = 0.0 if control is None else control.get("ttl", _DEFAULT_TTL_S)
     if control is not None and control.get("type", "ephemeral") != "ephemeral":
         return AgentHint(session, wrong="cache_control.type must be ephemeral")
-    # The order of the comparisons refuses a NaN, too.
+    # Written so that NaN is refused, too.
     if control is not None and not (type(ttl) in (int, float) and 0 < ttl <= MOST_TTL_S):
         return AgentHint(session, wrong=f"cache_control.ttl must be above 0 and at most {MOST_TTL_S:g} s")
     edits = [] if management is None else management.get("edits", [])

@@ -164,11 +164,11 @@ class OffloadScheduler:
         return self._pin(tracked, slots, end, lookup.lacking)
 
     def _declines(self, tracked: TrackedRequest, slots: int, end: int) -> bool:
-        """Whether the request computes the tokens of its hit up to `end`, because to load `slots` slots takes
-        as long. Blocks that another engine computed for it are always loaded.
+        """Whether the request computes the tokens of its hit up to `end`, because loading its `slots` slots
+        is expected to take at least as long. Blocks that another engine computed for it are always loaded.
 
-        A waiting request asks in each step. A decision on its slow hit holds until it gets blocks, or until
-        the load is no longer slow.
+        A waiting request asks in each step. Its first decision holds until it gets device blocks, or until
+        its hit is no longer slow.
         """
         core, blocks, tokens = self.offloader, slots * self._blocks_per_chunk, end - tracked.local
         if tracked.remote_prefill is not None or not slots or not core.is_slow_hit(blocks, tokens):

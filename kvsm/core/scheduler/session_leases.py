@@ -1,27 +1,34 @@
-"""`SessionLeases`: keeps the blocks of agents' sessions on the host, as far as their hints and its shares go.
+"""`SessionLeases`: keeps the blocks of agents' sessions on the host, as their hints ask, within a share.
 
 A client that waits for a tool knows that it will come back; the eviction policy does not. So its request may
-bring an `agent_hint` (`kvsm.core.scheduler.request_params.AgentHint`), which counts when the request ends. It
-is advice: each hint is answered ACCEPTED, CLIPPED or REFUSED, in the log (`HintAnswered`) and to the client.
+bring an `agent_hint` (`kvsm.core.scheduler.request_params.AgentHint`), which takes effect when the request
+ends. It is advice: each hint is answered ACCEPTED, CLIPPED or REFUSED, in the log (`HintAnswered`) and to the
+client.
 
-A lease is a request of its own, whose pins keep the blocks from being evicted:
+A session lease is a request of its own, whose pins keep the blocks from being evicted. It is no lease of a
+device block (`kvsm.states.lease`) or of a hand-over (`kvsm.tiers.hand_over.leases`).
+
+Its life:
 
     lease-4f1d2a3b-of-cmpl-42    arrives, is matched    the hint is accepted or clipped
                                  is matched again       blocks that were being stored are on the host
                                  finishes               expired, released, replaced, crowded out or revoked
 
-So the fold, a snapshot, a restart and `kvsm verify` need to know nothing of leases: no lease outlives its
-process, and a replay repeats them. The clock is read by `look` alone, which turns the time into events.
+So the fold, a snapshot, a restart and `kvsm verify` need no code for session leases: none outlives its
+process, and a replay repeats their events. Only this class reads the clock, and what it decides by it becomes
+events.
 
-The bounds, which hold at every event, so that no client keeps the others out:
+These bounds hold at every event, so requests without hints always have the rest of the pool:
 
-- All leases together pin at most a share of the host pool. The oldest ones end to make room for a new one.
-- The lease of one session has at most half of that share. What is too much is clipped: the end of the
-  prompt, because a prefix serves a hit without it. A session has one lease; a new one replaces it.
-- There are at most `MOST_LEASES` leases, as many sessions may lease the same blocks.
+- All leases together pin at most a share of the host pool. The oldest ones end to make room for a new one, so
+  clients with many sessions can end each other's leases.
+- The lease of one session has at most half of that share. If its prompt is longer, the end is clipped,
+  because the beginning can be hit without it. A session has one lease; a new one replaces it.
+- There are at most `MOST_LEASES` leases: the share alone does not limit them, because many sessions may lease
+  the same blocks.
 
-A hint has no priority: no share could bound a client that always gives the highest one. A session that gives
-up its lease drops no block, because other requests may share them.
+A hint has no priority, because every client could always ask for the highest one. A session that gives up its
+lease removes no block, because other requests may share its blocks.
 """
 
 from __future__ import annotations
@@ -48,8 +55,8 @@ from kvsm.system.steady_clock import SteadyClock
 MOST_LEASES = 1024
 """The most leases at once. A block can be pinned 32,767 times, and requests need pins, too."""
 ENDS_IN_A_LOOK = 8
-"""The most leases that expire in one look, because the engine waits: 400 pins take about 0.1 ms to release.
-The others expire in the next looks."""
+"""The most leases that expire in one `look`, because the engine waits for it: releasing 400 pins takes about
+0.1 ms. The other leases expire in the next calls."""
 
 
 class SessionLease(msgspec.Struct, eq=False):
@@ -61,7 +68,7 @@ class SessionLease(msgspec.Struct, eq=False):
     asked: how many blocks the hint asked for.
     keys: the keys of its blocks that are on the host or on their way, in the order of the search.
     slots: their slots.
-    waits: whether some of them are still being stored.
+    waits: whether some of its blocks are still being stored.
     """
 
     name: str
@@ -76,7 +83,8 @@ class SessionLease(msgspec.Struct, eq=False):
 
 
 class _Wanted(NamedTuple):
-    """asked: how many blocks a hint asks for. keys: those that can be leased. why: why that is not all."""
+    """asked: how many blocks a hint asks for. keys: the keys of those that can be leased. why: why the others
+    cannot."""
 
     asked: int
     keys: Sequence[bytes]
@@ -87,7 +95,7 @@ class SessionLeases:
     """The leases of one engine.
 
     share: the largest share of the host pool that all leases pin together, from 0 to 1. 0: no leases.
-    clock: monotonic time (s); if it goes back, the leases do not last longer. Public, so that a test can
+    clock: monotonic time (s); a clock that goes back makes no lease last longer. Public, so that a test can
         replace it.
     new_name: returns text that no client can guess, so that no request has the name of a lease.
     """
@@ -119,8 +127,8 @@ class SessionLeases:
         """The last event that ended a transfer, and the last that voided a block, at the last look."""
 
     def take(self, tracked: TrackedRequest, request: Any) -> dict[str, Any] | None:
-        """Take the hint of a request that has ended. Returns its answer for the client; None if it has no
-        hint, or one that asks for nothing."""
+        """Take the hint of a request that has ended. Returns the answer for the client; None if there is no
+        hint, or if it asks for nothing."""
         hint = tracked.agent_hint
         if hint is None or not (hint.wrong or hint.releases or hint.ttl_s or hint.moves):
             return None
@@ -168,7 +176,7 @@ class SessionLeases:
             self.reset()
 
     def _wanted(self, tracked: TrackedRequest, request: Any) -> _Wanted:
-        """Return which blocks of a request a lease of its session may have."""
+        """Return which blocks of a request may be leased."""
         size, has = self._core.config.blocks_per_chunk, self._core.ledger.index.__contains__
         search = HitSearch(self._config, size, tracked.all_keys(), 0)
         limit = hit_limit(request.num_tokens, 0, request.num_tokens)
@@ -182,7 +190,7 @@ class SessionLeases:
         return _Wanted(search.chunks(whole), search.needed_keys(end), why)
 
     def _lease(self, request: str, hint: AgentHint, wanted: _Wanted) -> dict[str, Any]:
-        """Begin a lease, in place of the one that the session has."""
+        """Begin a lease, and end the one that the session had."""
         old = self.leases.get(hint.session)
         if old is not None:
             self._end(old, HintOutcome.REPLACED)
@@ -206,13 +214,13 @@ class SessionLeases:
         return _told(hint, outcome, str(wanted.why), lease.asked, len(lease.slots))
 
     def _make_room(self, slots: Sequence[int]) -> None:
-        """End the oldest leases until one more, with these slots, fits into the bounds."""
+        """End the oldest leases until one more lease, with these slots, is within the bounds."""
         while len(self.leases) >= MOST_LEASES or self.held + self._new_among(slots) > self.most_slots:
             self._end(next(iter(self.leases.values())), HintOutcome.CROWDED_OUT)
 
     def _hold(self, lease: SessionLease) -> bool:
         """Pin the blocks of a lease that are on the host. Returns whether it has any block, pinned or on its
-        way. Keys that the host has lost leave the lease for good, so that its part of the share only shrinks.
+        way. A key that the host has lost leaves the lease for good, so a lease never grows.
         """
         ledger = self._core.ledger
         index, readable = ledger.index, ledger.readable
@@ -232,7 +240,7 @@ class SessionLeases:
         return bool(slots)
 
     def _count(self, lease: SessionLease, slots: Sequence[int]) -> None:
-        """Give the lease these slots of the share instead of those that it has."""
+        """Count these slots for the lease, in place of those that it had."""
         if lease.slots:
             self._holders[lease.slots] -= 1
             self.held -= self._new_among(lease.slots)
@@ -246,7 +254,7 @@ class SessionLeases:
         return int(np.count_nonzero(self._holders[slots] == 0)) if slots else 0
 
     def _release(self, request: str, hint: AgentHint) -> dict[str, Any]:
-        """End the lease of a session, because it says so."""
+        """End the lease of a session that gives it up."""
         lease = self.leases.get(hint.session)
         if lease is None:
             return self._refuse(request, hint, HintReason.NO_LEASE)
@@ -282,7 +290,8 @@ class SessionLeases:
 def _told(
     hint: AgentHint, outcome: HintOutcome, why: str = "", asked: int = 0, leased: int = 0
 ) -> dict[str, Any]:
-    """Return an answer for the client. It has none of the keys by which a hint asks for something."""
+    """Return an answer for the client. It has no key that would ask for something if a client sent it back
+    as a hint."""
     told: dict[str, Any] = {"session_id": hint.session, "outcome": str(outcome), "why": why}
     if hint.ttl_s:
         told.update(ttl=hint.ttl_s, asked_blocks=asked, leased_blocks=leased)

@@ -68,7 +68,7 @@ class TrackedRequest:
     missed: Annotated[bytes | None, Dropped("figures of a run; nothing is decided by it")]
     """The first missing key of its last lookup; None: no key was missing."""
     declined: Annotated[bool | None, KEPT]
-    """Whether its hit was declined, if the last lookup found that its load is slow; None: it was not slow."""
+    """Whether its slow hit was declined; None: the last lookup found no slow hit."""
     admitted: Annotated[bool, Dropped("figures of a run; nothing is decided by it")]
     """Whether it has been admitted before."""
     watched_from: Annotated[

@@ -183,4 +183,4 @@ def test_a_hint_that_is_wrong_says_what_to_change(
     assert hint is not None
     assert (hint.wrong, hint.ttl_s, hint.releases) == (why, 0.0, False)
     assert len(caplog.messages) == 1
-    assert f"usable ({why}); ignored" in caplog.messages[0]
+    assert f"usable ({why}); refused" in caplog.messages[0]
