@@ -196,7 +196,9 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "ops",
         ),
         Panel(
-            "Hints of sessions, and ends of their leases", {"{{outcome}}": _rate("hints", "outcome")}, "ops"
+            "Agent hints, and ends of their leases",
+            {"{{outcome}}": _rate("hints", "outcome")},
+            "ops",
         ),
     ),
     "Errors": (

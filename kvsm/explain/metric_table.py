@@ -101,8 +101,8 @@ METRICS = (
     Metric(
         "slow_hits",
         "counter",
-        "Hits whose load was expected to take at least as long as to compute their tokens, by what the "
-        "request did. One in sixteen is loaded, to measure loads.",
+        "Hits expected to take at least as long to load as to compute, by what the request did. One in "
+        "sixteen is loaded, to measure loads.",
         {"result": ("declined", "loaded")},
     ),
     Metric("key_bytes", "counter", "Bytes of the keys that events contain."),
@@ -123,9 +123,8 @@ METRICS = (
     Metric(
         "hints",
         "counter",
-        "Hints of clients about their sessions, by what became of them: accepted, clipped or refused when "
-        "the request ended; and how the leases of accepted and clipped ones ended. The metric requests "
-        "counts each lease, too.",
+        "Agent hints by their answer (accepted, clipped or refused), and the leases of sessions by how they "
+        "ended. The metric requests counts each such lease, too.",
         {"outcome": tuple([outcome.value for outcome in HintOutcome])},
     ),
     Metric("preemptions", "counter", "Requests that were preempted: the engine took their device blocks."),
@@ -267,8 +266,8 @@ HAND_OVERS = (
 )
 """Counters of the scheduler's side that no event shows: a refused hand-over leaves no event."""
 
-LEASES = (Metric("leased_blocks", "gauge", "Host slots that the leases of agents' sessions hold."),)
-"""Metrics of the leases that hints have brought."""
+LEASES = (Metric("leased_blocks", "gauge", "Host slots held by the leases of agents' sessions."),)
+"""Metrics of the leases of agents' sessions."""
 
 DISK = (
     Metric("disk_blocks", "gauge", "Blocks that the disk tier holds, or is storing."),

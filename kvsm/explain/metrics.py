@@ -101,7 +101,7 @@ class SecondsHistogram:
         self._sum = 0.0
 
     def observe(self, seconds: float) -> None:
-        """Count a duration. One below 0, of a clock that went back, counts as 0."""
+        """Count a duration. A negative one, from a clock that went back, counts as 0."""
         seconds = max(0.0, seconds)
         self._sum += seconds
         self._counts[bisect_left(self._bounds, seconds)] += 1

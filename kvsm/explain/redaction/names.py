@@ -32,7 +32,7 @@ _NUMBER_BYTES = 8
 """Length of the hash in a new number (bytes)."""
 
 _LEASE_DIGITS = 8
-"""The number of digits of a lease in the name of a hand-over or of a session's lease."""
+"""The number of digits of the random part in the name of a hand-over or of a session's lease."""
 
 _NO_NUMBERS: frozenset[int] = frozenset()
 

@@ -246,7 +246,7 @@ def source(redactor: Redactor, name: str) -> str:
 
 
 def lease(redactor: Redactor, name: str) -> str:
-    """Rename the request that holds a lease. Empty: there is none."""
+    """Rename the request that holds the lease of a session. Empty: there is none."""
     return redactor.request(name) if name else ""
 
 

@@ -463,10 +463,10 @@ def _blocks(start: int, end: int) -> str:
 
 def _slow_hit(_telling: _Telling, event: ev.SlowHitFound) -> str:
     ahead = f" behind {event.blocks_ahead} of other loads" if event.blocks_ahead else ""
-    end = "it computes them" if event.declined else "they are loaded all the same, to measure loads"
+    end = "it computes them" if event.declined else "it loads them nevertheless, to measure a load"
     return (
-        f"request {event.request}: the load of {event.blocks} blocks{ahead} is expected to take "
-        f"{event.load_us:,} us, and to compute their {event.tokens} tokens {event.compute_us:,} us: {end}"
+        f"request {event.request}: loading {event.blocks} blocks{ahead} is expected to take "
+        f"{event.load_us:,} us, and computing their {event.tokens} tokens {event.compute_us:,} us: {end}"
     )
 
 

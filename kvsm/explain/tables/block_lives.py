@@ -274,7 +274,7 @@ class BlockLives:
     def cut_off(self, ledger: Ledger, restart: int, wall_ns: int) -> None:
         """End the lives of the blocks whose stores the event `restart` cut off.
 
-        wall_ns: the time of the last event before it, because no process ran in between.
+        wall_ns: the time of the last event before the restart; no process ran in between.
         """
         gone = np.flatnonzero((self._life > 0) & ~are_indexed(ledger.blocks.view))
         stores = ledger.generation_view[gone]

@@ -262,7 +262,7 @@ class Extractor:
             return
         request = self._request(event)
         if event.slots and event.asked == 0:
-            # The request holds these blocks for another engine or a session: they are not of its own prompt.
+            # The request holds these blocks for another engine or a session, and has no prompt of its own.
             request.held = count(event.slots)
         self._lives.matched(event)
         self._answer(request, event, count(event.slots), admitted=None, resumed=False)

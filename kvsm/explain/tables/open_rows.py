@@ -37,7 +37,7 @@ class RequestInProgress(msgspec.Struct):
     state, since, awaits: its current state, when it entered it, and the transfer that it waits for, if any.
     answer: the row of its last lookup; None: there is none, or the request was admitted with it.
     stores: number of its stores that have not ended.
-    declined: its last declined hit since it was admitted, as the last four columns of `LookupRow`; or None.
+    declined: its last declined hit since it was admitted: the last four columns of `LookupRow`; or None.
 
     The other fields are as in `RequestRow`.
     """

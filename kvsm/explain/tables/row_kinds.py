@@ -65,10 +65,10 @@ class RequestRow(msgspec.Struct, frozen=True):
         the log has no counts.
     loads: loads that were planned for it; `failed_loads` of them did not bring all their blocks.
     loaded: host slots that were loaded for it. stored: host slots that were stored for it.
-    held: host slots that it holds for another engine or for a session; 0: it is a request of this engine.
+    held: host slots that it holds for another engine or for a session; 0: none.
     hand_over: how the hand-over to the other engine ended (`kvsm.tiers.hand_over.leases.LeaseEnd`); None: it
         has not ended, or this is no hand-over.
-    session: the session for which it holds them (`HintAnswered`); None: this is no lease.
+    session: the session for which it holds them (`HintAnswered`); None: this is no lease of a session.
     deferred_ns: time that it waited for transfers of other requests, up to the end of the log.
     loading_ns: time that it waited for its own loads, up to the end of the log.
     """
@@ -133,8 +133,9 @@ class LookupRow(msgspec.Struct, frozen=True):
         flight, or the transfer that failed, was cancelled, lost or cut off.
     cause_requests: the requests of this transfer, as a JSON list.
     skipped: the last event since `cause` that skipped an offer of the key; None: there is none.
-    declined: the event that declined a hit because its load is slow (`SlowHitFound`); None: there is none.
-    declined_tokens, load_us, compute_us: its tokens, and the expected times of their load and computation.
+    declined: the event that declined its slow hit (`SlowHitFound`); None: there is none.
+    declined_tokens, load_us, compute_us: the tokens of that hit, and the expected times of their load and
+        computation (us).
     """
 
     event: int

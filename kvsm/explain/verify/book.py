@@ -111,9 +111,9 @@ class Book:
         """key -> number of its offers while it is not stored. The key offered longest ago is first."""
         self._remembered = config.counted_keys
         self._times: tuple[int, int, int] | None = None
-        """The times of a load, of a block and of a token that were measured last."""
+        """The last measured times: of a load without blocks, of a block and of a token."""
         self._declined_hits = 0
-        """Slow hits that were declined since the last slow hit that was loaded."""
+        """The number of slow hits that were declined since the last slow hit that was loaded."""
         self.told: list[Told] = []
         """The changes of the last event that must be published to routers."""
         self._broken: list[Violation] = []
@@ -244,7 +244,7 @@ class Book:
         self._times = event.start_us, event.block_ns, event.token_ns
 
     def _slow_hit(self, event: ev.SlowHitFound) -> None:
-        """Check that the measured times make this hit slow, and that one in sixteen is loaded."""
+        """Check that this hit is slow by the measured times, and that one in sixteen is loaded."""
         loading = [
             len(one.device_blocks)
             for one in self._transfers.values()
@@ -254,14 +254,14 @@ class Book:
         load_us = start_us + (sum(loading) + event.blocks) * block_ns // 1000
         compute_us = event.tokens * token_ns // 1000
         if self._times is None or load_us < compute_us:
-            self._request_breaks(event.request, "has a slow hit, which the measured times do not make slow")
+            self._request_breaks(event.request, "has a slow hit that is not slow by the measured times")
         if (event.blocks_ahead, event.load_us, event.compute_us) != (sum(loading), load_us, compute_us):
             self._request_breaks(
-                event.request, f"has a slow hit with other times: {load_us}, {compute_us} us"
+                event.request, f"has a slow hit with wrong times; right are {load_us} and {compute_us} us"
             )
         if event.declined == (self._declined_hits == 15):
             message = (
-                f"has a slow hit after {self._declined_hits} declined ones, and declined is {event.declined}"
+                f"has a slow hit with declined={event.declined}, after {self._declined_hits} declined ones"
             )
             self._request_breaks(event.request, message)
         self._declined_hits = self._declined_hits + 1 if event.declined else 0

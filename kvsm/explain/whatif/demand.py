@@ -287,7 +287,7 @@ class _Touched(_Behind):
 class DemandReader:
     """Folds the events of a log into a `Demand`. log: its name, for errors.
 
-    Raises `LogError` for an event that says that the log does not tell its demand.
+    Raises `LogError` for an event which shows that the demand cannot be read from the log.
     """
 
     def __init__(self, log: str) -> None:
@@ -531,7 +531,7 @@ def _admitted(reader: DemandReader, ledger: Ledger, event: ev.RequestAdmitted, _
 
 def _slow_hit(reader: DemandReader, _ledger: Ledger, event: ev.SlowHitFound, _following: Any) -> None:
     if event.declined:
-        reader.refuse("it declines a hit whose load is slow; whatif is not validated for load_only_if_faster")
+        reader.refuse("it declines a slow hit, and whatif is not validated for load_only_if_faster")
 
 
 def _planned_store(reader: DemandReader, _ledger: Ledger, event: ev.StorePlanned, _following: Any) -> None:

@@ -98,8 +98,8 @@ def _found(inquiry: Inquiry, life: RequestRow, lookups: Sequence[LookupRow]) -> 
 
 
 def _unasked(inquiry: Inquiry, row: LookupRow) -> str:
-    """Explain a lookup that names no missed key: nothing was missing, its hit was declined, or nothing was
-    looked for."""
+    """Explain a lookup that names no missed key: no key was missing, its hit was declined, or no block was
+    looked up."""
     if row.declined is not None:
         return _declined(inquiry, row)
     if row.asked is None or row.on_device is None or row.hit_slots or row.asked - row.on_device < 2:
@@ -120,9 +120,9 @@ def _unasked(inquiry: Inquiry, row: LookupRow) -> str:
 
 def _declined(inquiry: Inquiry, row: LookupRow) -> str:
     """Explain why the hit of a lookup was not loaded, with the expected times."""
-    times = f"expected to take {row.load_us:,} us, and to compute them {row.compute_us:,} us"
-    what = f"the load of {counted(row.declined_tokens or 0, 'token')}"
-    inquiry.note(row.declined, f"{what} is {times}: it is declined", *_show(row))
+    times = f"expected to take {row.load_us:,} us, and computing them {row.compute_us:,} us"
+    what = f"loading {counted(row.declined_tokens or 0, 'token')}"
+    inquiry.note(row.declined, f"{what} is {times}: declined", *_show(row))
     return (
         f"; {what} from the host was declined at event {row.declined:,}, because it was {times} "
         "(load_only_if_faster)"

@@ -135,15 +135,14 @@ def test_a_declined_hit_is_explained_with_its_times(tmp_path: Path) -> None:
         told = [line.text for line in tell(LogReader(story.directory), life_of("--request", "r2"))]
     assert found.answer[0] == (
         "Request r2 found 0 of the 3 blocks of its prompt on the device and 0 on the host, and missed 3 (48 "
-        "tokens); the load of 32 tokens from the host was declined at event 9, because it was expected to "
-        "take 520 us, and to compute them 32 us (load_only_if_faster)."
+        "tokens); loading 32 tokens from the host was declined at event 9, because it was expected to take "
+        "520 us, and computing them 32 us (load_only_if_faster)."
     )
-    assert (
-        "9 the load of 32 tokens is expected to take 520 us, and to compute them 32 us: it is declined"
-        in (evidence(found))
+    assert "9 loading 32 tokens is expected to take 520 us, and computing them 32 us: declined" in (
+        evidence(found)
     )
     assert any(
-        "the load of 2 blocks is expected to take 520 us, and to compute their 32 tokens 32 us" in text
+        "loading 2 blocks is expected to take 520 us, and computing their 32 tokens 32 us" in text
         for text in told
     )
 
