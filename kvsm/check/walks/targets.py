@@ -265,7 +265,7 @@ TARGETS: dict[str, WalkTarget] = {
         2,
     ),
     "slow-loads": WalkTarget(
-        "layers with measured times, by which hits are declined whose load is slow",
+        "layers with drawn times of loads and steps, so that slow hits are declined",
         WiderOptions,
         TimedServing,
         draw_layers,
@@ -279,14 +279,14 @@ TARGETS: dict[str, WalkTarget] = {
         2,
     ),
     "hints": WalkTarget(
-        "an engine whose requests end with hints about their sessions",
+        "an engine whose requests end with agents' hints about their sessions",
         HintWorldOptions,
         HintWorld,
         draw_hint_options,
         2,
     ),
     "fleet": WalkTarget(
-        "engines of the target whole that hand over to each other, with restarts of each",
+        "several engines of the target whole that hand over to each other and restart",
         FleetOptions,
         FleetWorld,
         draw_fleet,
