@@ -1,8 +1,8 @@
-"""The small engine with two books: of the chunks that its requests have offered, and of how it serves them.
+"""The small engine with two books: which chunks its requests have offered, and how it has served them.
 
-With the option `checks_stores` it checks in each step that every chunk that can be stored is stored
-(`kvsm.check.worlds.offered_chunks`). This book is part of the engine's state and would multiply the states to
-explore, so explored worlds use the plain `SmallEngine`. The other book is that of
+The book of chunks checks in each step, with the option `checks_stores`, that every chunk that can be stored
+is stored (`kvsm.check.worlds.offered_chunks`). It is part of the engine's state and would multiply the states
+to explore, so explored worlds use the plain `SmallEngine`. The book of service is
 `kvsm.check.worlds.fair_service`.
 """
 
@@ -22,8 +22,7 @@ from kvsm.states.request import RequestState
 
 @declared
 class BookedEngine(SmallEngine):
-    """A `SmallEngine` that books which chunks were offered, and which requests were served. It takes the same
-    arguments."""
+    """A `SmallEngine` that records offered chunks and served requests. It takes the same arguments."""
 
     offered: Annotated[OfferedChunksBook, PART]
     service: Annotated[FairService, PART]

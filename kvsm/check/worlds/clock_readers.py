@@ -1,4 +1,4 @@
-"""Check that the readers of a log answer, and show no negative duration, however its clock was set."""
+"""Check that the readers of a log work, and show no negative duration, however its clock was set."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _DURATIONS = (
     "SELECT transfer, min(coalesce(queued_ns, 0), coalesce(copied_ns, 0), coalesce(noticed_ns, 0))"
     " FROM copies",
 )
-"""Queries for (what, its least duration)."""
+"""Queries, each with rows of (name, shortest duration)."""
 
 
 def check_readers(directory: Path) -> None:
-    """Read a log as people do. Raises `PropertyBroken`; any error of a reader is a finding, too."""
+    """Read a log with the commands for people. Raises `PropertyBroken`, or the error of a reader."""
     opened = open_tables(directory)
     with opened:
         if opened.stopped is not None:

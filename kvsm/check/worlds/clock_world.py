@@ -7,20 +7,20 @@ passes ("pass"), the monotonic clock goes back or jumps ahead ("back", "ahead"),
 stores on a disk fail or not ("disk_store"). In each step the engine looks at its deadlines and leases, and
 flushes the log.
 
-*Seen time* is the time that has passed, and that of jumps ahead. A monotonic clock that goes back changes no
-seen time. It is checked (progress, S9):
+*Seen time* is the time that passes, with jumps ahead. A clock that goes back does not change it. Checked
+(progress, S9):
 
-- a transfer is given up only after `TIMEOUT_S` of seen time without an end in its direction, and in the step
-  after the next `MOST_STEPS` steps it is;
-- a lease ends at its time, not earlier, and is over in the next step;
-- a disk that has failed is tried again within `LONGEST_PAUSE_S`, counted anew when the clock goes back;
-- an event that was flushed is durable in a flush that comes `SYNC_S` of seen time later;
+- a transfer is given up only after `TIMEOUT_S` of seen time in which no transfer of its direction ended, and
+  then at the latest in the step after the next `MOST_STEPS` steps;
+- a lease does not end before its time, and has ended after the next step;
+- a disk that has failed is tried again within `LONGEST_PAUSE_S`; this time restarts when the clock goes back;
+- a flushed event is durable after a flush that comes `SYNC_S` of seen time later;
 - no counter of the metrics decreases (events are state, S10).
 
-At rest the log is read: `kvsm why`, `report` and `spans` give an answer, and no duration in the tables and
-spans is negative (events are state, S10).
+At rest the log is read: `kvsm why`, `report` and `spans` succeed, and no duration in the tables and spans is
+negative (events are state, S10).
 
-It is assumed that the clocks are read between two changes.
+Assumed: between two changes of a clock, the engine reads it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _PROMPT = b"prompt"
 
 
 class FaultyClocks:
-    """The clocks of one world. seen_s: seen time. steady_s: the monotonic clock. wall_ns: the wall clock."""
+    """The clocks of one world. seen_s: seen time. steady_s: the monotonic clock; wall_ns: the wall clock."""
 
     def __init__(self) -> None:
         self.seen_s, self.steady_s, self.wall_ns = 0.0, _STARTED_S, _DATED_NS
@@ -259,7 +259,7 @@ class ClockWorld(EndingServing):
         return self._read()
 
     def _read(self) -> bool:
-        """Read the clocks, as any step does."""
+        """Read the clocks, as each step does."""
         self.engine.log.flush()
         self.engine.deadlines.clock()
         self._leases.clock()

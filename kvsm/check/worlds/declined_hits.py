@@ -1,8 +1,8 @@
 """Which hits a scheduler with `load_only_if_faster` must decline, recomputed from its log alone.
 
-A request may be served less than the longest hit only if an event says that the load is slow, and only if
-the times that were measured last say so, too (S19). One slow hit in sixteen must be loaded all the same.
-`kvsm.core.ledger.expected_times` decides from the ledger; here the events are read again for each answer. The
+A request may get less than the longest hit only if an event says that its load is slow, and if the last
+measured times confirm it (S19). One slow hit in sixteen must be loaded nevertheless.
+`kvsm.core.ledger.expected_times` decides from the ledger; here each answer is recomputed from all events. The
 two share no code.
 """
 
@@ -94,7 +94,7 @@ class BeforeSlowAnswer:
         self._expected = expected_answer(scheduler, request, cells, local)
         self._asked = asked_prompt(scheduler, request, cells, local)
         self._hits: list[Hit] = []
-        """What could be loaded: all that the host has or will have, then what it can read now."""
+        """What could be loaded: with the blocks in flight to the host, and then with readable ones only."""
         ledger, self._workers = scheduler.offloader.ledger, scheduler.offloader.config.workers
         if not isinstance(self._asked, Settled):
             chunk = scheduler.offloader.config.blocks_per_chunk
@@ -109,7 +109,7 @@ class BeforeSlowAnswer:
             self._check_event(event)
         for place, (hit, times) in enumerate(zip(self._hits, self._times)):
             if place and self._expected is None:
-                break  # It waits for keys in flight, so what can be read now does not matter.
+                break  # It waits for keys in flight, so what is readable now does not matter.
             if times is None or not hit.blocks or times.load_us < times.compute_us:
                 continue
             verdict = self._verdict()
@@ -168,7 +168,7 @@ class _TakenEvents:
 
 
 def watch_slow_answers(scheduler: OffloadScheduler) -> None:
-    """Check each future answer of a new scheduler with `load_only_if_faster`. There must be no tier below the
+    """Check each later answer of a new scheduler with `load_only_if_faster`. There must be no tier below the
     host."""
     ask, core = scheduler.get_num_new_matched_tokens, scheduler.offloader
     core.log = taken = _TakenEvents(core.log)

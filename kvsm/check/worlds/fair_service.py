@@ -2,24 +2,25 @@
 
 A step serves a request fairly in one of these cases:
 
-- the request asks for its hit, and is told to wait;
+- the request asks for its hit, and the answer is to wait;
 - the step computes some of its tokens;
-- it waits for its load, and when the step begins, no copy of this load is under way, and no report on it.
+- the request waits for its load, and when the step begins, no copy of the load is left to do, and no report
+  on it is still on its way to the scheduler.
 
-Other steps do not count. In a step in which the request stands behind another one, or has no room, other
-requests have the device blocks. While a copy is under way, only the driver of the world can end it.
+Other steps do not count: the request stands behind another one, or has no room because other requests have
+the device blocks, or it waits for a copy, which only the driver of the world can end.
 
-These bounds hold since the request has arrived, was preempted, fell back after a fault, or has begun the next
+These bounds are counted from the arrival of the request, or from the last preemption, fault, or start of a
 part of its prompt:
 
-- at most `defer_ticks` steps tell it to wait, apart from those in which it waits for another engine;
+- at most `defer_ticks` steps answer that it must wait, not counting waits for another engine;
 - the first step that serves it fairly while it waits for its load passes on the end of the load;
-- it is computed in as many steps as its tokens need (`most_steps`);
-- its load fails only if since then a report was bad, or the world was disturbed in another way.
+- at most `most_steps` steps compute it;
+- its load fails only after a bad report or another disturbance.
 
-If a step has no room for a request, each device block in use has a reason: an unfinished request has it, a
-copy is under way that touches it or other blocks of the same finished request, or it is retired. A reason may
-end in the step itself.
+If a step has no room for a request, each device block in use has a reason: it belongs to an unfinished
+request; or a copy under way touches it, or other blocks of the same finished request; or it is retired. A
+reason may end within the step.
 """
 
 from __future__ import annotations
@@ -49,10 +50,10 @@ _A_COUNT = "only this check reads it, and its bounds are the same in equal state
 class ServiceRecord(msgspec.Struct):
     """How a request was served since it last began.
 
-    parts: the parts of its prompt that had not begun then.
-    faults: the disturbances of the run until then.
-    bound: the most steps that may compute it (`most_steps`); 0: none has.
-    waits: how many steps told it to wait.
+    parts: the parts of its prompt that had not begun at that time.
+    faults: the disturbances of the run up to that time.
+    bound: the most steps that may compute it (`most_steps`); 0: no step has computed it.
+    waits: how many steps answered that it must wait.
     steps: how many steps computed it.
     loads: whether a load of it was submitted.
     """
@@ -77,7 +78,7 @@ class FairService:
     asked: Annotated[set[str], Dropped(_WITHIN_A_STEP)]
     """The requests that asked in this step."""
     answered: Annotated[set[str], Dropped(_WITHIN_A_STEP)]
-    """The requests that were told in this step how many tokens they can load."""
+    """The requests that got the number of tokens to load in this step."""
     computed: Annotated[set[str], Dropped(_WITHIN_A_STEP)]
     """The requests of which this step computes tokens."""
     lacks_room: Annotated[str, Dropped(_WITHIN_A_STEP)]
@@ -99,13 +100,13 @@ class FairService:
         self.asked.add(request.request_id)
 
     def note_answer(self, *, has_room: bool) -> None:
-        """The request that asked last was not told to wait. has_room: whether it gets device blocks."""
+        """The request that asked last need not wait. has_room: whether it gets device blocks."""
         self.answered.add(self.asks)
         if not has_room:
             self.note_lack(self.asks)
 
     def note_wait_for_another_engine(self) -> None:
-        """The request that asked last waits for another engine, whose steps this engine does not bound."""
+        """The request that asked last waits for another engine, whose steps are not bounded here."""
         self.asked.discard(self.asks)
 
     def note_lack(self, name: str) -> None:
@@ -188,7 +189,7 @@ class FairService:
 class ServedStep(msgspec.Struct):
     """A step that has begun.
 
-    loaded: the requests that wait for a load of which no copy and no report is under way.
+    loaded: the requests that wait for a load of which no copy is left to do and no report is on its way.
     blocks: the device blocks in use without a reason.
     """
 
@@ -209,7 +210,7 @@ def most_steps(engine: BookedEngine, request: SmallRequest) -> int:
 
 
 def _under_way(engine: BookedEngine) -> list[tuple[Direction, set[int]]]:
-    """The direction and the device blocks of each copy that some worker has yet to do or to report."""
+    """The direction and device blocks of each copy that is left to do, or whose report is on its way."""
     live = engine.core.ledger.transfers
     jobs = [copy.job for copy in engine.copies.values()]
     planned = engine.scheduler.state.planned

@@ -1,10 +1,10 @@
 """An engine of a fleet: the engine of the whole world, with the real `OutgoingHandOvers` and
 `IncomingHandOvers`.
 
-It joins them with scheduler and disk in the order of `kvsm.vllm.scheduler_side`: a step first reads the
-answers of prefill engines, and looks at its own hand-overs after all plans of the step are made. A report
-goes to the incoming hand-overs first, which may hold it back. A reset revokes hand-overs and gives up claims
-before the caches are reset.
+It calls them in the order of `kvsm.vllm.scheduler_side`: a step first reads the answers of prefill engines,
+and looks at its own hand-overs after all plans of the step are made. A report goes first to the incoming
+hand-overs, which may hold it back. A reset revokes hand-overs and gives up claims before it resets the
+caches.
 
 Each copy from another engine is an ordinary copy of the workers: it may fail on any rank, be given up, or end
 with the process. A rank copies what the other engine's host memory holds at that moment. That memory may
@@ -39,7 +39,7 @@ from kvsm.tiers.hand_over.outgoing import OutgoingHandOvers
 from kvsm.tiers.hand_over.peer_messages import GivenBack, Offered, Refused
 
 TIMEOUT_S = 10.0
-"""The lifetime of a lease, on the clock of its engine."""
+"""The lifetime of a lease, on the clock of its engine (s)."""
 
 _TICKETS_OF_A_PROCESS = 1 << 20
 _QUIET = getLogger("kvsm.check.worlds.fleet_engine")
@@ -62,9 +62,9 @@ class SentAnswer(msgspec.Struct):
 
 
 class OfferedBlocks(NamedTuple):
-    """The blocks of an offer, as the prefill engine's ledger had them: they may not change under the lease.
+    """The blocks of an offer, as the prefill engine's ledger had them. The lease forbids that they change.
 
-    process: the engine object, which is another one after a kill.
+    process: the engine object; after a kill there is a new one.
     epoch: the epoch of its ledger.
     blocks: (slot, key, store that wrote it) for each block.
     """
@@ -169,7 +169,7 @@ class FleetEngine(WholeEngine):
     # Requests.
 
     def arrive(self, request: SmallRequest) -> SmallRequest:
-        """Let a request arrive. If it names a hand-over, that is claimed."""
+        """Let a request arrive, and claim the hand-over that it names, if any."""
         super().arrive(request)
         self.incoming.arrived(self.scheduler.state.tracked[request.request_id], request)
         for ticket in self.incoming._by_ticket:
@@ -221,7 +221,7 @@ class FleetEngine(WholeEngine):
             self.take_reports(reports)
 
     def _failing(self) -> int:
-        """The number of unread answers that leave a request without a hand-over."""
+        """The number of unread answers after which a request gets no hand-over."""
         return sum(
             isinstance(answer, Refused) or (isinstance(answer, GivenBack) and not answer.held)
             for ticket, answer in self.channel.answers
@@ -256,7 +256,7 @@ class FleetEngine(WholeEngine):
         return super()._plan(output)
 
     def _start(self) -> None:
-        # The checks of the plan come before: it was made without the blocks that are released here.
+        # Check the plan before this: it was made without the blocks that are released here.
         self.look_at_hand_overs()
         super()._start()
         imports, self._imports = self._imports, []
@@ -282,7 +282,7 @@ class FleetEngine(WholeEngine):
         ]
 
     def reset(self) -> bool:
-        """Reset the caches. Hand-overs are revoked, and claims given up, before."""
+        """Revoke hand-overs and give up claims, then reset the caches."""
         self.outgoing.reset()
         self.incoming.reset()
         return super().reset()

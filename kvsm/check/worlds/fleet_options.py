@@ -1,4 +1,4 @@
-"""Options of a fleet: engines with the same layers, and different pools, disks, requests and troubles."""
+"""Options of a fleet: engines with the same layers, and with different pools, disks, requests and faults."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvsm.check.worlds.whole_options import draw_whole
 from kvsm.check.worlds.whole_world import TroubleLevel, WholeOptions
 
 _MOST_REQUESTS = 16
-"""More requests of their own would leave few actions for hand-overs."""
+"""The most requests of one engine: more would leave few actions for hand-overs."""
 _PROMPTS = 1_000
 """The number of tokens that the prompts of `draw_whole` use."""
 
@@ -27,7 +27,7 @@ def draw_fleet(random: Random) -> FleetOptions:
 def _draw_member(random: Random, first: WholeOptions, drawn: WholeOptions) -> FleetMemberOptions:
     """Draw one engine: the workload and the layers of `first`, pools and troubles of `drawn`."""
     fields = msgspec.structs.asdict(first)
-    # Long prompts have more full blocks to hand over.
+    # Prefer long prompts: they have more full blocks to hand over.
     longest = sorted(first.requests, key=lambda one: -len(one.prompt))[: 2 * _MOST_REQUESTS]
     requests = random.sample(longest, min(len(longest), random.randint(2, _MOST_REQUESTS)))
     is_calm = drawn.trouble is TroubleLevel.CALM
@@ -55,7 +55,7 @@ def _draw_member(random: Random, first: WholeOptions, drawn: WholeOptions) -> Fl
 
 
 def _for_another_engine(random: Random, request: RequestSpec) -> RequestSpec:
-    """Mostly let the blocks of the request's prompt be handed over, and let other engines lack them."""
+    """Mostly let the prompt's blocks be handed over, and make the prompt new to other engines."""
     if request.parameters is None and random.random() < 0.8:
         other = _PROMPTS * random.randint(0, 5)
         prompt = tuple([token + other for token in request.prompt])

@@ -24,12 +24,12 @@ It also checks, besides the properties of the whole world in each engine:
 - a hand-over is offered once, and only by the process that has opened it (one release per hold, S4);
 - blocks are confirmed only if their process has neither ended nor been reset since the offer (no stale data,
   S14), and has held all of them;
-- the checks of `kvsm.check.worlds.hand_over_checks`, and how a decode engine ends an offer that it declines
-  (events are state, S10);
+- the checks of `kvsm.check.worlds.hand_over_checks`, and that a decode engine correctly ends an offer that it
+  does not use (events are state, S10);
 - the jobs of an import leave after their events are in the log (no stale data, S14);
 - an offer of an equal engine is refused only while a reset drains (stored, so served, S19);
 - no import begins that was claimed before a reset of its engine (no stale data, S14);
-- when nothing but the end of leases is left, no lease is claimed (one release per hold, S4);
+- when the only thing left is that leases end, no lease is claimed (one release per hold, S4);
 - at rest no lease, claim, import or connection is left, and no request waits: progress (S9).
 
 Not covered: threads and sockets, peers that lie (see the target `hand-over`), engines with different layers.
@@ -57,7 +57,7 @@ from kvsm.properties import Property
 from kvsm.tiers.hand_over.leases import HandOverState
 
 _USEFUL = 0.5
-"""How often an action is drawn that leads to an import, if there is one."""
+"""The probability to draw an action that leads to an import, if there is one."""
 
 
 class FleetBudgets(WholeBudgets, frozen=True, kw_only=True):
@@ -81,7 +81,7 @@ class FleetMemberOptions(WholeOptions, frozen=True, kw_only=True):
 
 
 class FleetOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of a fleet. members: of each engine. Raises `ConfigError` if they cannot hand over."""
+    """The options of a fleet. members: one for each engine. Raises `ConfigError` if they cannot hand over."""
 
     members: tuple[FleetMemberOptions, ...] = (FleetMemberOptions(), FleetMemberOptions())
 
@@ -153,7 +153,7 @@ class FleetMember(WholeWorld):
         return sent.source != self.number and sent.readers < self.options.readers
 
     def may_step(self) -> bool:
-        """Whether the engine steps again: also while a hand-over needs it."""
+        """Whether the engine takes another step: also if a hand-over needs one."""
         return super().may_step() or self.engine.has_hand_over_work()
 
     def _ends(self) -> list[float]:

@@ -22,8 +22,8 @@ class HintWorldOptions(msgspec.Struct, frozen=True, kw_only=True):
     window: whether there is a second KV cache group, with a sliding window.
     sessions: the number of sessions.
     share: the largest share of the pool that leases may pin.
-    computes, hints, looks: how many prompts are computed, how many requests end with a hint, how many steps
-        are taken for nothing else.
+    computes, hints, looks: how many prompts are computed, how many requests end with a hint, and how many
+        steps do nothing else.
     waits: how often time passes; unlimited while no other action is possible.
     resets, failures, losses, loads: how many resets, failed copies, lost stores, and loads.
     """

@@ -5,16 +5,21 @@ its share of a copy, a request ends with a hint of any kind, time passes until n
 expired, a store is lost, the cache is reset. So blocks are evicted whenever the real engine could evict them.
 
 The books (`_Kept`) say what each session is promised, as sets of keys. They share no code with the leases:
-they find what a hint may get by trying each number of tokens, and who is crowded out by counting sets.
+they try each number of tokens to find what a hint may get, and count sets to find which lease is crowded out.
 
-Checked after each action: what a hint is answered; that the leases are those of the books, each with the
-promised blocks pinned and no other one; that no promised block was evicted (a match holds what it counts,
-S7); that leases hold at most their share, and a session half of it; that none is left after its time (one
-release per hold, S4); and that each served block has its own bytes (publish after commit, S2). `check` adds
-the ledger's own properties. At rest no lease is left, each that began has ended once, nothing is left in the
-ledger (progress, S9), and the log folds to the present state (events are state, S10).
+Checked after each action:
 
-Left out: the scheduler's offers, and the device.
+- each hint gets the answer of the books;
+- the leases are those of the books, and each pins its promised blocks and no others;
+- no promised block was evicted (a match holds what it counts, S7);
+- all leases together hold at most their share, and one session half of it;
+- no lease is left after its time (one release per hold, S4);
+- each served block has its own bytes (publish after commit, S2).
+
+`check` adds the ledger's own properties. At rest no lease is left, each lease has ended exactly once, nothing
+is left in the ledger (progress, S9), and the log folds to the present state (events are state, S10).
+
+Not covered: the scheduler's offers, and the device.
 """
 
 from __future__ import annotations
@@ -114,7 +119,7 @@ class HintWorld:
         return found
 
     def _others(self) -> list[Action]:
-        """All actions but hints, of which there are hundreds."""
+        """All actions except hints; there are hundreds of different hints."""
         left, found, options = self._left, list[Action](), self.options
         ends = (1, 0) if left["failures"] else (1,)
         if left["computes"]:
@@ -312,8 +317,7 @@ class HintWorld:
     # Checks.
 
     def _look(self) -> None:
-        """The engine looks at its leases, as often as all of them need to expire; the books let go of what is
-        lost or over."""
+        """Let the engine look at its leases often enough for all due ones to expire, and update the books."""
         for _ in range(ceil(self.options.sessions / ENDS_IN_A_LOOK)):
             self.leases.look()
         index = self.host.core.ledger.index

@@ -18,7 +18,7 @@ from kvsm.events import OffloadConfig, OffloadingEvent, WorkerReported
 
 
 class PastLog:
-    """The things of a log that begins with its first event. Each list is made when it is first asked for."""
+    """What a log that begins with its first event contains. Each list is computed at its first use."""
 
     def __init__(self, config: OffloadConfig, log: Log) -> None:
         self.config, self.log = config, log

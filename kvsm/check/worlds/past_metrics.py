@@ -36,7 +36,7 @@ _WAYS = (OF_STORES, OF_LOADS, OF_COPIES_OUT)
 
 
 def agrees(counted: Any, value: Any) -> bool:
-    """Whether a metric has the counted value. Of a histogram, `counted` lists all values."""
+    """Whether a metric has the counted value. For a histogram, `counted` lists all values."""
     if isinstance(value, HistogramValue):
         tops = [*value.bounds, inf]
         lows = [-inf, *value.bounds]

@@ -23,7 +23,7 @@ class PastStay(NamedTuple):
     """The time of a request in one state.
 
     transfer: the transfer that it waited for; None: it waited for none.
-    ended: the event with which it left the state; None: it is in it where the log ends.
+    ended: the event with which it left the state; None: it was still in it when the log ended.
     """
 
     began: OffloadingEvent
@@ -43,8 +43,8 @@ class PastRequest(msgspec.Struct):
     finished: the event with which it finished or was cut off.
     cut_off: whether its process ended before it did.
     answers: number of answers to its lookups, once `past_answers` has counted them.
-    is_shadow: whether it was admitted while a finished request of the same name loads. It is known only by
-        its admission.
+    is_shadow: whether it was admitted while a finished request of the same name was loading. Then only its
+        admission shows that it exists.
     """
 
     name: str
@@ -131,7 +131,7 @@ def past_requests(
                 request.cut(event)
             known.clear()
             continue
-        # A hint is answered for a request that is over.
+        # The request of a hint is over when the hint is answered.
         name = None if isinstance(event, ev.HintAnswered) else getattr(event, "request", None)
         if name is not None:
             _read_named(found, known, name, event)

@@ -1,7 +1,7 @@
 """The transfers and waits of a log, found again from its events alone.
 
-The events that name a transfer are collected, and read in their order by plain if and else. Neither the
-ledger nor its tables are asked. Oracles of metrics and tables count these transfers.
+The events that name a transfer are collected, and read in order with plain if and else; the ledger and its
+tables are not used. Oracles of metrics and tables count these transfers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A second count of the figures of `kvsm report` that are counts, shares' parts or sums of times.
+"""A second count of those figures of `kvsm report` that are counts, numerators of shares, or sums of times.
 
 Each entry of `REPORT_ORACLES` has a figure as the report computes it from the tables, and the same figure
 counted from a `PastLog`. Not compared: figures that choose or estimate (bursts, falls, floods, tails, rates,

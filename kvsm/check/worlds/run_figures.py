@@ -227,7 +227,7 @@ def _truth(noted: Sequence[AdmittedRequest | CopiedSlots]) -> dict[str, Any]:
 
 
 _COUNTED_AGAIN = 20
-"""One of this many logs gets times, and is counted a second time as a whole. Its length decides which one."""
+"""One of this many logs, chosen by its length, gets times and is counted a second time as a whole."""
 
 
 @cache

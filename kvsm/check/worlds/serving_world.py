@@ -631,7 +631,7 @@ class EndingServing(ServingWorld):
         self.engine.service.faults += 1
 
     def _do_step(self, accept: int | None = None, admit: bool = True) -> bool:
-        """Step, and check that the requests which it serves fairly go on (progress, S9)."""
+        """Step, and check that the requests which it serves fairly make progress (S9)."""
         service = self.engine.service
         step = service.step(self.engine)
         done = super()._do_step(accept, admit)

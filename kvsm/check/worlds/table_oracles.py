@@ -28,7 +28,7 @@ _Place = tuple[int | None, int | None, int | None]
 
 
 def _at(past: PastLog, event: OffloadingEvent | None) -> _Place:
-    """The event, its step and its time. What a restart ends has the time of the last event before it."""
+    """The event, its step and its time. A restart has the time of the last event before it."""
     if event is None:
         return None, None, None
     before = isinstance(event, ev.Restarted) and event.seq > 1

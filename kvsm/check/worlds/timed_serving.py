@@ -21,7 +21,7 @@ from kvsm.core.ledger.expected_times import MOST_TIME
 from kvsm.events import OffloadConfig
 
 _STARTS_US, _BLOCKS_NS, _TOKENS_NS = (0, 20, 200), (0, 5_000, 40_000), (0, 1_000, 5_000, 20_000, 200_000)
-"""The times that are drawn. With them loads are faster, slower, or slower only behind other loads."""
+"""The times to draw from. They make loads faster, slower, or slower only behind other loads."""
 
 
 @declared

@@ -24,7 +24,7 @@ _WHOLE = LogCondition(None, None, (), False, LogEnd.CLOSED, None, None)
 
 
 def demand_of(past: PastLog) -> Demand | None:
-    """Return the demand of a log in memory; None: it is of an engine for which `whatif` is not validated."""
+    """Return the demand of a log; None: `whatif` is not validated for the engine that wrote it."""
     reader, ledger = DemandReader("the log"), Ledger(past.config)
     try:
         for event, following in zip(past.log, [*past.log[1:], None]):
