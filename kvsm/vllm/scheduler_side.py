@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence, Set
 from itertools import compress
 from time import monotonic_ns, perf_counter
 from typing import Any
+from weakref import WeakSet
 
 import msgspec
 from vllm.logger import init_logger
@@ -35,6 +36,7 @@ from kvsm.core.scheduler import (
     StoreMode,
 )
 from kvsm.core.scheduler.session_leases import SessionLeases
+from kvsm.core.scheduler.tracked import TrackedRequest
 from kvsm.events import Direction, OffloadConfig
 from kvsm.explain.metrics import SecondsHistogram
 from kvsm.ids import listed
@@ -62,6 +64,9 @@ BoundaryState = tuple[int, int, int]
 
 _WHOLE = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
 """The final statuses of a request that was served completely."""
+
+_TOLD_OF_HINT: WeakSet[Any] = WeakSet()
+"""Requests of which some connector in this process has told the client what became of its hint."""
 
 UNNAMED_WEIGHTS = "not named since a reset"
 """The version of the weights after a reset by vLLM. No engine starts with this version."""
@@ -184,6 +189,15 @@ class SchedulerSide:
 
     def build_connector_meta(self, scheduler_output: Any) -> StepPlan:
         """Return the plan of this step for the workers."""
+        if self._timer is not None:
+            output, drafts = scheduler_output, scheduler_output.scheduled_spec_decode_tokens
+            tokens = output.total_num_scheduled_tokens
+            decoded = len(output.num_scheduled_tokens) + sum(map(len, drafts.values()))
+            self._timer.step_scheduled(monotonic_ns(), tokens, tokens - decoded)
+        return self._plan_step(scheduler_output)
+
+    def _plan_step(self, scheduler_output: Any) -> StepPlan:
+        """Return the plan of a step, which is vLLM's or one of `_flush_in_own_process`."""
         # The conditions keep steps without any decision short: each call takes a microsecond.
         output = scheduler_output
         if self._core.offloader.ledger.transfers:
@@ -204,10 +218,7 @@ class SchedulerSide:
             plan = self._scheduler.build_connector_meta(_step_output(output, self._admitted, {}))
         self._admitted.clear()
         if self._timer is not None:
-            tokens, drafts = output.total_num_scheduled_tokens, output.scheduled_spec_decode_tokens
-            decoded = len(output.num_scheduled_tokens) + sum(map(len, drafts.values()))
             self._timer.submitted(plan.loads)
-            self._timer.step_scheduled(monotonic_ns(), tokens, tokens - decoded)
         if self._scheduler.state.ended_loads:
             # An abandoned load has failed, and no report may come that makes vLLM call us.
             good = self._take(())
@@ -379,10 +390,22 @@ class SchedulerSide:
             answer = self._outgoing.offer(tracked, request) if request.status in _WHOLE else None
         if tracked is not None and tracked.agent_hint is not None and request.status in _WHOLE:
             told = self._leases.take(tracked, request)
-            answer = told if answer is None else {**answer, **(told or {})}
+            if told is not None and self._may_tell(tracked):
+                answer = told if answer is None else {**answer, **told}
         if self._config_if_flushing is not None and not self._scheduler.state.tracked:
             self._flush_in_own_process(self._config_if_flushing)
         return keep, answer
+
+    def _may_tell(self, tracked: TrackedRequest) -> bool:
+        """Whether the client may be told of its hint. Call it once for each request.
+
+        A MultiConnector joins the answers of its connectors, and stops the engine if two of them have the
+        same key. vLLM 0.32 stops it if two of them answer at all.
+        """
+        if tracked.request in _TOLD_OF_HINT or (tracked.remote_decode and self._outgoing is None):
+            return False
+        _TOLD_OF_HINT.add(tracked.request)
+        return True
 
     def _flush_in_own_process(self, vllm_config: Any) -> None:
         """Run the last step at once if vLLM may run no further step: `own_process` says when.
@@ -394,7 +417,7 @@ class SchedulerSide:
             return
         has_reports = True
         while has_reports and (self._scheduler.has_pending_work() or self._disk_has_work()):
-            step = self.build_connector_meta(SchedulerOutput.make_empty())
+            step = self._plan_step(SchedulerOutput.make_empty())
             # vLLM's scheduler reads ended loads only in a step of its own, so they wait for the next one.
             self._failed_loads |= step.failed_loads
             self._ended_loads |= step.ended_loads

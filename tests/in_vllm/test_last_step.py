@@ -21,6 +21,8 @@ from vllm import envs
 
 from kvsm.events import Direction
 from kvsm.explain.story import verify_log
+from kvsm.vllm import scheduler_side
+from kvsm.vllm.step_messages import StepPlan, StepReports
 
 STORE = Direction.STORE
 
@@ -242,3 +244,27 @@ def test_a_real_engine_in_its_callers_process(tmp_path: Path) -> None:
     assert facts["blocks on the host"] == facts["full blocks"]
     (log,) = tmp_path.iterdir()
     assert verify_log(log).good
+
+
+def test_a_last_step_in_the_own_process_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM does not schedule this step, and reports no end of it. All later steps would have wrong times."""
+
+    class Worker:
+        def start(self, step: StepPlan) -> None:
+            assert not step.computes
+
+        def handed_reports(self) -> StepReports:
+            return StepReports(())
+
+        take_all_reports = handed_reports
+
+    engine = Engine(Shape(host_blocks=160, extra={**FLUSH, "load_only_if_faster": True}), seed=5)
+    engine.arrive(0, 40, 3, 2)
+    all_answers(engine)
+    side = engine.scheduler.connector._side
+    assert in_flight(engine)[STORE]
+    assert not side._timer._steps
+    monkeypatch.setattr(scheduler_side, "only_worker", lambda _: Worker())
+    side._flush_in_own_process(None)
+    assert not side._timer._steps
+    engine.scheduler.shutdown()

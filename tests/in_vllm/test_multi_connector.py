@@ -17,6 +17,7 @@ from unittest.mock import patch
 
 from scenes import HOST_BYTES, MAX_TOKENS, MODELS, PROMPTS, expected
 from scheduler_shapes import BLOCK_TOKENS, Shape, make_configs, make_scheduler
+from vllm.config import KVTransferConfig
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -119,4 +120,50 @@ def test_what_another_connector_still_loads_is_not_stored(tmp_path: Path) -> Non
     ledger = connector._side._core.offloader.ledger
     assert not ledger.transfers
     assert not ledger.index
+    scheduler.shutdown()
+
+
+@pytest.mark.parametrize("hint", [{"session_id": "s", "cache_control": {"ttl": 60}}, {"session_id": 7}])
+def test_two_connectors_of_kvsm_tell_a_client_once_of_its_hint(hint: object, tmp_path: Path) -> None:
+    """A MultiConnector stops the engine if two of its connectors answer under one key. Clients send hints."""
+    init_none_hash(sha256)
+    shape = Shape()
+    config, kv_cache = make_configs(shape, str(tmp_path))
+    alone = config.kv_transfer_config
+    child = {
+        "kv_connector": alone.kv_connector,
+        "kv_connector_module_path": alone.kv_connector_module_path,
+        "kv_role": alone.kv_role,
+        "kv_connector_extra_config": alone.kv_connector_extra_config,
+    }
+    config.kv_transfer_config = KVTransferConfig(
+        kv_connector="MultiConnector",
+        kv_role=alone.kv_role,
+        kv_load_failure_policy=alone.kv_load_failure_policy,
+        kv_connector_extra_config={"connectors": [child, child]},
+    )
+    scheduler = make_scheduler(shape, config, kv_cache)
+    parameters = {"kv_transfer_params": {"agent_hint": hint}}
+    sampling = SamplingParams(max_tokens=2, extra_args=parameters)
+    request = Request("r", list(range(10, 30)), sampling, None)
+    scheduler.connector.on_new_request(request)
+    request.status = RequestStatus.FINISHED_STOPPED
+    _, answer = scheduler.connector.request_finished_all_groups(request, ([],) * shape.groups)
+    assert answer["agent_hint"]["outcome"] == "refused"
+    scheduler.shutdown()
+
+
+def test_kvsm_tells_nothing_if_another_connector_hands_the_request_over(tmp_path: Path) -> None:
+    """With vLLM 0.32 a second answer stops the engine, whatever its keys are."""
+    init_none_hash(sha256)
+    shape = Shape()
+    config, kv_cache = make_configs(shape, str(tmp_path))
+    scheduler = make_scheduler(shape, config, kv_cache)
+    given = {"do_remote_decode": True, "agent_hint": {"session_id": 7}}
+    sampling = SamplingParams(max_tokens=2, extra_args={"kv_transfer_params": given})
+    request = Request("r", list(range(10, 30)), sampling, None)
+    scheduler.connector.on_new_request(request)
+    request.status = RequestStatus.FINISHED_LENGTH_CAPPED
+    _, answer = scheduler.connector.request_finished_all_groups(request, ([],) * shape.groups)
+    assert answer is None
     scheduler.shutdown()

@@ -60,7 +60,7 @@ class LoadTimer:
 
     def reported(self, reports: Iterable[WorkerReport]) -> None:
         """Note reports that the core has taken. A load without times of all its ranks is not measured."""
-        ended = False
+        transfers, ended = self._offloader.ledger.transfers, list[int]()
         for report in reports:
             flight = self._flights.get(report.transfer)
             if flight is None:
@@ -70,11 +70,12 @@ class LoadTimer:
                 continue
             blocks, slowest = flight[0], max(flight[1], report.queued_us + report.copied_us)
             self._flights[report.transfer] = blocks, slowest
-            if report.transfer not in self._offloader.ledger.transfers:
-                del self._flights[report.transfer]
-                self._loads.append((blocks, slowest))
-                ended = True
-        if ended:
+            if report.transfer not in transfers:
+                ended.append(report.transfer)
+        # The core has taken all reports, so the first one of an ended load need not be the slowest rank's.
+        measured = [self._flights.pop(id) for id in dict.fromkeys(ended) if id in self._flights]
+        self._loads.extend(measured)
+        if measured:
             self._note()
 
     def step_scheduled(self, now_ns: int, tokens: int, prompt_tokens: int) -> None:

@@ -75,6 +75,34 @@ def test_times_follow_from_loads_of_several_sizes_and_from_steps() -> None:
     assert measured(Rig()).times == (50, 10_000, 2_000)
 
 
+def test_ranks_that_report_together_count_with_the_slowest_one() -> None:
+    """vLLM brings the reports of all ranks at once: when the first one is read, the load is over."""
+    rig = Rig(workers=2)
+    for number in range(SAMPLES):
+        blocks = 1 + number % 4
+        job = rig.begin(blocks)
+        reports = [
+            WorkerReport(job.transfer, rank, True, "", 0, us) for rank, us in enumerate((1, 50 + 10 * blocks))
+        ]
+        for report in reports:
+            rig.core.report(*report.arguments())
+        rig.timer.reported(reports)
+        rig.step(100, 200)
+    assert rig.times == (50, 10_000, 2_000)
+
+
+def test_a_load_that_one_of_its_ranks_did_not_time_is_not_measured() -> None:
+    rig = Rig(workers=2)
+    for _ in range(SAMPLES):
+        job = rig.begin(1)
+        reports = [WorkerReport(job.transfer, 0, True, "", 0, 9), WorkerReport(job.transfer, 1, True, "")]
+        for report in reports:
+            rig.core.report(*report.arguments())
+        rig.timer.reported(reports)
+        rig.step(100, 200)
+    assert rig.times is None
+
+
 def test_few_measurements_are_not_noted() -> None:
     rig = Rig()
     for number in range(FEWEST - 1):
