@@ -25,7 +25,7 @@ These bounds hold at every event, so requests without hints always have the rest
 - The lease of one session has at most half of that share. If its prompt is longer, the end is clipped,
   because the beginning can be hit without it. A session has one lease; a new one replaces it.
 - There are at most `MOST_LEASES` leases: the share alone does not limit them, because many sessions may lease
-  the same blocks.
+  the same blocks. Their pins together are at most `most_pins`: one call may have to release all of them.
 
 A hint has no priority, because every client could always ask for the highest one. A session that gives up its
 lease removes no block, because other requests may share its blocks.
@@ -54,6 +54,8 @@ from kvsm.system.steady_clock import SteadyClock
 
 MOST_LEASES = 1024
 """The most leases at once. A block can be pinned 32,767 times, and requests need pins, too."""
+MOST_PINS = 1 << 17
+"""The most pins of all leases of a small share: to release them takes about 30 ms."""
 ENDS_IN_A_LOOK = 8
 """The most leases that expire in one `look`, because the engine waits for it: releasing 400 pins takes about
 0.1 ms. The other leases expire in the next calls."""
@@ -115,6 +117,8 @@ class SessionLeases:
         """Most host slots that all leases pin together. One slot at least is left for stores."""
         self.most_of_one = -(-self.most_slots // 2)
         """Most host slots that one lease pins."""
+        self.most_pins = max(MOST_PINS, 2 * self.most_slots)
+        """The most pins of all leases: a slot has one for each lease that has it."""
         self.leases: dict[str, SessionLease] = {}
         """Session -> its lease, for those that have not ended; oldest first."""
         self._ends: list[tuple[float, str, str]] = []
@@ -123,6 +127,8 @@ class SessionLeases:
         """For each host slot, the number of leases that have it."""
         self.held = 0
         """Number of slots that leases have."""
+        self.pins = 0
+        """Sum of the numbers of slots of all leases."""
         self._ended_at = self._voided_at = 0
         """The last event that ended a transfer, and the last that voided a block, at the last look."""
 
@@ -215,7 +221,11 @@ class SessionLeases:
 
     def _make_room(self, slots: Sequence[int]) -> None:
         """End the oldest leases until one more lease, with these slots, is within the bounds."""
-        while len(self.leases) >= MOST_LEASES or self.held + self._new_among(slots) > self.most_slots:
+        while (
+            len(self.leases) >= MOST_LEASES
+            or self.pins + len(slots) > self.most_pins
+            or self.held + self._new_among(slots) > self.most_slots
+        ):
             self._end(next(iter(self.leases.values())), HintOutcome.CROWDED_OUT)
 
     def _hold(self, lease: SessionLease) -> bool:
@@ -241,6 +251,7 @@ class SessionLeases:
 
     def _count(self, lease: SessionLease, slots: Sequence[int]) -> None:
         """Count these slots for the lease, in place of those that it had."""
+        self.pins += len(slots) - len(lease.slots)
         if lease.slots:
             self._holders[lease.slots] -= 1
             self.held -= self._new_among(lease.slots)

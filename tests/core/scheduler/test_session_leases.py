@@ -137,6 +137,21 @@ def test_sessions_that_want_everything_leave_the_others_three_quarters_of_the_po
     assert engine.hits(50, 24) == 24
 
 
+def test_many_sessions_with_one_long_prompt_do_not_pin_it_without_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All leases may have to end in one call, to make room for another prompt, and each pin takes time."""
+    monkeypatch.setattr(session_leases, "MOST_PINS", 40)
+    engine = AgentEngine(slots=32, share=0.5)
+    engine.store(1, 8)
+    for number in range(12):
+        assert engine.end(1, 8, f"s{number}", KEEP)["outcome"] == "accepted"
+    assert (len(engine.leases.leases), engine.leases.pins, engine.leases.held) == (5, 40, 8)
+    assert engine.outcomes().count("crowded out") == 7
+    engine.leases.reset()
+    assert (engine.leases.pins, engine.leases.held) == (0, 0)
+
+
 def test_a_share_of_everything_leaves_a_slot_for_stores() -> None:
     """Leases have no other holder to give way, so a pool that they fill would store nothing for an hour."""
     engine = AgentEngine(slots=8, share=1.0)
