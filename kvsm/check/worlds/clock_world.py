@@ -13,7 +13,8 @@ flushes the log.
 - a transfer is given up only after `TIMEOUT_S` of seen time in which no transfer of its direction ended, and
   then at the latest in the step after the next `MOST_STEPS` steps;
 - a lease does not end before its time, and has ended after the next step;
-- a disk that has failed is tried again within `LONGEST_PAUSE_S`; this time restarts when the clock goes back;
+- a disk that has failed is tried again within `LONGEST_PAUSE_S`; this time restarts when the clock goes back,
+  or returns into the pause;
 - a flushed event is durable after a flush that comes `SYNC_S` of seen time later;
 - no counter of the metrics decreases (events are state, S10).
 
@@ -192,6 +193,8 @@ class ClockWorld(EndingServing):
         """Open lease -> when it ends, in seen time."""
         self._offered = 0
         self._disk, self._paused_s = HealthWatch("disk", self._clocks.now_s), 0.0
+        self._paused_at_s = 0.0
+        """The monotonic clock when the last store on the disk was accepted."""
         self._flushed: list[tuple[int, float]] = []
         """(last event, seen time) of flushes whose events are not known to be durable."""
         self._counters: dict[str, float] = {}
@@ -289,14 +292,16 @@ class ClockWorld(EndingServing):
     def _do_disk_store(self, good: int) -> bool:
         """A store on the disk begins, unless it is refused, and ends."""
         refusal, health, seen_s = self._disk.refusal(), self._disk.read(), self._clocks.seen_s
-        if refusal and seen_s - self._paused_s > LONGEST_PAUSE_S + _ROUNDING_S:
+        # A clock that goes back and ahead again may return into a pause.
+        returned = 0 <= self._clocks.steady_s - self._paused_at_s <= LONGEST_PAUSE_S
+        if refusal and not returned and seen_s - self._paused_s > LONGEST_PAUSE_S + _ROUNDING_S:
             message = f"a pause of the disk lasts {seen_s - self._paused_s:g} s: {refusal}"
             raise PropertyBroken(Property.PROGRESS, message)
         if health.probes_in_s > LONGEST_PAUSE_S:
             message = f"the disk will be tried in {health.probes_in_s:g} s"
             raise PropertyBroken(Property.PROGRESS, message)
         if not refusal:
-            self._paused_s = seen_s
+            self._paused_s, self._paused_at_s = seen_s, self._clocks.steady_s
             if good:
                 self._disk.succeeded()
             else:

@@ -24,6 +24,12 @@ STEPS = (STEP, STEP, STEP)
 COPYING = (ARRIVE, *STEPS, BACK, LONG, *STEPS)
 LEASED = (ARRIVE, ("offer",), BACK, LONG, STEP)
 FAILING = (*[("disk_store", 0)] * 3, BACK, LONG, ("disk_store", 0))
+# Far ahead, far back and ahead again: the clock is where it was when the pause began.
+RETURNED = (
+    *[("disk_store", 0)] * 3,
+    *[(name, 100_000) for name in ("ahead", "back", "back", "ahead")],
+    ("disk_store", 0),
+)
 LOGGED = (ARRIVE, STEP, BACK, SHORT, STEP)
 
 
@@ -48,7 +54,7 @@ def run(*actions: Action) -> None:
     world.check()
 
 
-@pytest.mark.parametrize("actions", [COPYING, LEASED, FAILING, LOGGED])
+@pytest.mark.parametrize("actions", [COPYING, LEASED, FAILING, RETURNED, LOGGED])
 def test_the_shipped_code_keeps_its_bounds(actions: tuple[Action, ...]) -> None:
     run(*actions)
 
