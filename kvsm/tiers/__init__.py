@@ -8,7 +8,15 @@ ledger.
 from __future__ import annotations
 
 from kvsm.tiers.agreement import disagreements
-from kvsm.tiers.disk_tier import DiskTier, TierCopy, WritePolicy, check_admits_all, disk_config, host_config
+from kvsm.tiers.disk_tier import (
+    DiskTier,
+    TierCopy,
+    WritePolicy,
+    check_admits_all,
+    check_loads_all,
+    disk_config,
+    host_config,
+)
 from kvsm.tiers.fetches import DEFER_TICKS
 from kvsm.tiers.found import adopt_found
 from kvsm.tiers.last_log import LastLog, LoggedBlocks, SlotDifference, compare_with_last_log, note_log
@@ -23,6 +31,7 @@ __all__ = [
     "WritePolicy",
     "adopt_found",
     "check_admits_all",
+    "check_loads_all",
     "compare_with_last_log",
     "disagreements",
     "disk_config",

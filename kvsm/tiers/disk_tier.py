@@ -167,6 +167,7 @@ def _check_fit(host: Offloader, disk: Offloader) -> None:
             f"transfer_ticks is {above.transfer_ticks}; with a disk tier it must be 0 (host_config). The "
             "host's core would give up a copy alone; DiskTier.lose does it in both"
         )
+    check_loads_all(above.load_only_if_faster)
     for config, core in ((above, host), (below, disk)):
         check_admits_all(config.policy, core.ledger.policy)
 
@@ -177,6 +178,15 @@ def check_admits_all(name: str, policy: EvictionPolicy) -> None:
         raise ConfigError(
             f"policy {name!r} refuses stores, and a block that the host refuses would never "
             f"reach the disk; with a disk tier, choose one of {', '.join(ADMITTING)}"
+        )
+
+
+def check_loads_all(load_only_if_faster: bool) -> None:
+    """Raise `ConfigError` if hits may be declined. Call it before the files of a disk are opened."""
+    if load_only_if_faster:
+        raise ConfigError(
+            "load_only_if_faster measures no copies from a disk, so it cannot say whether a hit there pays; "
+            "with a disk tier, omit it"
         )
 
 

@@ -16,7 +16,7 @@ import msgspec
 from kvsm.core.log import Durability, OnFailure
 from kvsm.core.policies import make_policy
 from kvsm.errors import ConfigError
-from kvsm.tiers import check_admits_all
+from kvsm.tiers import check_admits_all, check_loads_all
 from kvsm.vllm.vllm_options import OPTIONS
 
 Bytes = Annotated[int, msgspec.Meta(ge=1)]
@@ -139,6 +139,7 @@ class ConnectorOptions(LogOptions, frozen=True, kw_only=True):
             raise ConfigError("a disk tier needs a directory and a size: give both disk_dir and disk_bytes")
         if self.disk_dir is not None:
             check_admits_all(self.policy, make_policy(self.policy, 1))
+            check_loads_all(self.load_only_if_faster)
         if self.pool_dir is not None and self.hand_over_directory is not None:
             raise ConfigError(
                 "pool_dir: a pool that is handed over to other engines ends with its process; "

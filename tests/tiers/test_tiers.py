@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -445,6 +446,14 @@ def test_a_policy_that_refuses_stores_is_refused() -> None:
     """A block that the host refuses would never reach the disk, and no message would say so."""
     with pytest.raises(ConfigError, match=r"policy 'auto' refuses stores.*choose one of lru"):
         Tiers(policy="auto")
+
+
+def test_a_host_that_may_decline_hits_is_refused() -> None:
+    """Nothing measures copies from the disk, so one slow estimate would keep its blocks there for good."""
+    tiers = Tiers()
+    host = Offloader(msgspec.structs.replace(tiers.host.config, load_only_if_faster=True))
+    with pytest.raises(ConfigError, match="load_only_if_faster measures no copies from a disk"):
+        DiskTier(host, tiers.disk, tiers.voids.append, PLACES)
 
 
 @pytest.mark.parametrize("policy", ADMITTING)

@@ -47,6 +47,14 @@ def test_a_policy_that_refuses_stores_needs_no_disk_to_be_refused() -> None:
         parse(ConnectorOptions, {**given, "disk_dir": "/there", "disk_bytes": 1 << 20})
 
 
+def test_hits_on_a_disk_cannot_be_declined() -> None:
+    """Nothing measures copies from the disk, so one slow estimate would keep its blocks there for good."""
+    given = {"cpu_bytes_to_use": 1 << 20, "load_only_if_faster": True}
+    assert parse(ConnectorOptions, given).load_only_if_faster
+    with pytest.raises(ConfigError, match="with a disk tier, omit it"):
+        parse(ConnectorOptions, {**given, "disk_dir": "/there", "disk_bytes": 1 << 20})
+
+
 @pytest.mark.parametrize(("ranks", "chunk", "slots"), [(1, 1, 10), (2, 1, 5), (1, 3, 3), (2, 2, 2)])
 def test_host_memory_is_divided_over_ranks_and_chunks(ranks: int, chunk: int, slots: int) -> None:
     """Blocks of 1,000 bytes on each rank."""

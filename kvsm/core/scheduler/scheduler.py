@@ -185,9 +185,6 @@ class OffloadScheduler:
             return None
         counts = self._counts(tracked, end)
         keys, parents = lookup.needed_keys(end), tuple(lookup.parents(end).items())
-        blocks = len(keys) * self._blocks_per_chunk
-        if tracked.remote_prefill is None and self.offloader.is_slow_hit(blocks, end - tracked.local):
-            return None
         return below.fetch(PendingHit(tracked.name, keys, lookup.lacking, *counts, parents=parents))
 
     def _may_load(self, tracked: TrackedRequest, limit: int) -> bool:

@@ -184,29 +184,6 @@ def test_a_wrong_answer_is_found(monkeypatch: pytest.MonkeyPatch, bug: Any, time
         ask(made, "r")
 
 
-def test_a_slow_hit_fetches_nothing_from_the_tier_below() -> None:
-    """A block that is not worth a load is not worth a copy from the disk either."""
-    made = hand()
-
-    class Below:
-        fetched = 0
-
-        def has(self, _key: bytes) -> bool:
-            return True
-
-        def fetch(self, _hit: Any) -> int | None:
-            self.fetched += 1
-            return None
-
-    made.scheduler.below = below = Below()  # type: ignore[assignment]
-    longer = SmallRequest("r", range(4 * HASH_TOKENS + 1))
-    made.scheduler.get_num_new_matched_tokens(longer, 0)
-    assert below.fetched == 1
-    made.core.note_times(*SLOW)
-    made.scheduler.get_num_new_matched_tokens(longer, 0)
-    assert below.fetched == 1
-
-
 def test_a_slow_hit_makes_its_request_known() -> None:
     """As a match does. The record of a request may have ended with a load of an earlier one of its name."""
     made = hand()
