@@ -45,7 +45,7 @@ COUNTS = {
     "opened": 3618,
     "rotated-fails": 286,
     "rotated-goes-on": 383,
-    "rotated-deletes": 129,
+    "rotated-deletes": 131,
     "read-once": 575,
     "disk-interval": 1281,
     "submitters": 460,
