@@ -189,8 +189,8 @@ def bench_vllm(
     no prompt is sent twice, so offload can only cost time.
 
     With --disk, three KvsmConnectors are compared: with a host pool of a tenth of what the conversations
-    need, with the same pool and a disk tier below it, and with a host pool for all of them. --choosing
-    then has no effect.
+    need, with the same pool and a disk tier below it, and with a host pool for all of them. It does not go
+    with --choosing.
     """
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     if output is not None:  # Fail now, not after minutes.

@@ -197,12 +197,14 @@ def compare(
 
     tell: called with a line of progress.
     peers: whether vLLM's own connectors take part.
-    choosing: whether the engines in `CHOOSING` take part; without effect if there is a disk.
+    choosing: whether the engines in `CHOOSING` take part; not together with a disk.
     disk: a directory for disk tiers: engines with a small host pool take part, with and without a disk tier;
         None: they do not.
 
-    Raises `ConfigError` without vLLM, and `TrialFailed`.
+    Raises `ConfigError` without vLLM or if `choosing` has a disk, and `TrialFailed`.
     """
+    if choosing and disk is not None:
+        raise ConfigError("--choosing and --disk compare different engines; give one of them")
     version = installed()
     names = [PLAIN, *(PEERS if peers else ()), KVSM, *(CHOOSING if choosing else ())]
     if disk is not None:

@@ -357,6 +357,12 @@ def test_a_page_of_a_disk_tier_says_how_small_the_host_is() -> None:
     assert "A host tenth is a host pool of a tenth of what all conversations of a round need." in text
 
 
+def test_engines_that_choose_are_not_compared_above_a_disk(tmp_path: Path) -> None:
+    result = kvsm("bench", "vllm", "--choosing", "--disk", str(tmp_path))
+    assert result.exit_code == 2
+    assert "--choosing and --disk compare different engines; give one of them" in result.stderr
+
+
 def test_a_page_of_choosing_engines_has_the_command_that_made_it() -> None:
     found = comparison()
     choosing = [msgspec.structs.replace(found.contestants[1], name=name) for name in bench.CHOOSING]

@@ -76,15 +76,28 @@ class HandOverWorldOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def scheduler_config(self) -> SchedulerConfig:
         """The KV cache groups of both engines."""
-        window = KVCacheGroup(HASH_TOKENS, GroupKind.SLIDING_WINDOW, window=HASH_TOKENS)
-        groups = (KVCacheGroup(HASH_TOKENS), *([window] if self.window else []))
-        return SchedulerConfig(groups=groups, hash_tokens=HASH_TOKENS)
+        return one_or_two_groups(self.window)
 
     def tokens(self, prompt: int) -> list[int]:
         """The tokens of the prompt with this number. The decode engine computes the last token."""
-        count = self.length * self.blocks_per_chunk * HASH_TOKENS
-        shared = self.length // 2 * self.blocks_per_chunk * HASH_TOKENS
-        return [*range(shared), *[1000 * (prompt + 1) + n for n in range(shared, count)], 7]
+        return tokens_of(prompt, self.length, self.blocks_per_chunk)
+
+
+def one_or_two_groups(window: bool) -> SchedulerConfig:
+    """A group of full attention. window: also a group with a sliding window of one block."""
+    group = KVCacheGroup(HASH_TOKENS, GroupKind.SLIDING_WINDOW, window=HASH_TOKENS)
+    groups = (KVCacheGroup(HASH_TOKENS), *([group] if window else []))
+    return SchedulerConfig(groups=groups, hash_tokens=HASH_TOKENS)
+
+
+def tokens_of(prompt: int, length: int, blocks_per_chunk: int) -> list[int]:
+    """The tokens of the prompt with this number: `length` chunks, and one token after them.
+
+    All prompts share the first half of their chunks, rounded down.
+    """
+    count = length * blocks_per_chunk * HASH_TOKENS
+    shared = length // 2 * blocks_per_chunk * HASH_TOKENS
+    return [*range(shared), *[1000 * (prompt + 1) + n for n in range(shared, count)], 7]
 
 
 def draw_hand_over_options(random: Random) -> HandOverWorldOptions:

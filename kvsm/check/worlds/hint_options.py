@@ -7,8 +7,8 @@ from random import Random
 import msgspec
 
 from kvsm.check.worlds.drawn_policies import draw_policy
-from kvsm.check.worlds.small_request import HASH_TOKENS
-from kvsm.core.scheduler import GroupKind, KVCacheGroup, SchedulerConfig
+from kvsm.check.worlds.hand_over_options import one_or_two_groups, tokens_of
+from kvsm.core.scheduler import SchedulerConfig
 from kvsm.errors import ConfigError
 from kvsm.events import OffloadConfig
 
@@ -68,15 +68,11 @@ class HintWorldOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def scheduler_config(self) -> SchedulerConfig:
         """The KV cache groups."""
-        window = KVCacheGroup(HASH_TOKENS, GroupKind.SLIDING_WINDOW, window=HASH_TOKENS)
-        groups = (KVCacheGroup(HASH_TOKENS), *([window] if self.window else []))
-        return SchedulerConfig(groups=groups, hash_tokens=HASH_TOKENS)
+        return one_or_two_groups(self.window)
 
     def tokens(self, prompt: int) -> list[int]:
         """The tokens of the prompt with this number, and of its answer: one token."""
-        count = self.length * self.blocks_per_chunk * HASH_TOKENS
-        shared = self.length // 2 * self.blocks_per_chunk * HASH_TOKENS
-        return [*range(shared), *[1000 * (prompt + 1) + n for n in range(shared, count)], 7]
+        return tokens_of(prompt, self.length, self.blocks_per_chunk)
 
 
 def draw_hint_options(random: Random) -> HintWorldOptions:
