@@ -374,6 +374,12 @@ def test_an_impossible_state_is_refused(wrong: dict[str, Any]) -> None:
         AutoPolicy(8).restore(msgspec.msgpack.encode(msgspec.structs.replace(state, **wrong)))
 
 
+def test_a_number_grows_as_often_as_its_place_is_named() -> None:
+    column = Column(3, "<i4")
+    column.add(np.array([2, 0, 2]), -1)
+    assert column.values.tolist() == [-1, 0, -2]
+
+
 @given(st.lists(st.lists(st.integers(0, 40_000), max_size=5), max_size=8), st.integers(0, 2000))
 def test_a_copy_of_a_column_in_pieces_is_the_column_of_its_moment(
     changes: list[list[int]], left: int
@@ -384,7 +390,10 @@ def test_a_copy_of_a_column_in_pieces_is_the_column_of_its_moment(
     whole, copy = column.snapshot(), column.freeze()
     for number, places in enumerate(changes, 100):
         copy.go_on(left)
-        column.put(np.array(places, dtype=np.int64), number)
+        if number % 2:
+            column.put(np.array(places, dtype=np.int64), number)
+        else:
+            column.add(np.array(places, dtype=np.int64), number)
     assert copy.go_on(1 << 30)
     assert msgspec.msgpack.decode(b"".join(copy.pieces())) == whole
 
