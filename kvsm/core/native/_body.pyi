@@ -1,4 +1,4 @@
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar, overload
 
 from typing_extensions import Self
@@ -72,6 +72,19 @@ class PackerBody:
 class CoreBody:
     def emit(self, kind: Any, *fields: object) -> Any: ...
     def match(self, request: str, keys: Sequence[bytes]) -> Any: ...
+    def prepare_store(
+        self, request: str, keys: Sequence[bytes], device_blocks: Sequence[int], parent: bytes | None = None
+    ) -> Any: ...
+    def store(
+        self,
+        owners: Any,
+        keys: Sequence[bytes],
+        device_blocks: Sequence[int],
+        again: Collection[int] = (),
+        spared: Collection[int] = (),
+        parents: Mapping[int, bytes] = ...,
+        required: Collection[int] = (),
+    ) -> Any: ...
     def prepare_load(
         self, request: str, device_blocks: Sequence[int], parts: Sequence[int] = (), target: str = ""
     ) -> Any: ...

@@ -106,6 +106,7 @@ void queue_append(SlotQueue *queue, int32_t slot);
 int32_t queue_place(SlotQueue *queue, int64_t slot); /* for `queue_insert`; 0, the tail: not in the queue */
 void queue_insert(SlotQueue *queue, int32_t slot, int32_t place); /* before `place`, the place of another slot */
 int64_t queue_first(const SlotQueue *queue);                      /* -1: it is empty */
+int32_t queue_behind(const SlotQueue *queue, int32_t slot);       /* behind -1: the first. -1: there is none */
 void queue_remove(SlotQueue *queue, int32_t slot);
 void queue_clear(SlotQueue *queue);
 void queue_fill_row(SlotQueue *queue, int32_t group, uint64_t members); /* of a group without slots in the row */
@@ -163,7 +164,7 @@ typedef struct {
     X(weights) X(age) X(cleared) X(clear) X(busy) X(idle) X(touched) X(admitted)                                  \
     X(rewritten) X(forget) X(stored) X(removed) X(__dict__) X(ledger) X(log) X(publisher) X(_clock_ns)      \
     X(parents) X(last_keys) X(_may_change) X(_stop) X(totals) X(apply) X(append) X(ended) X(aborted)              \
-    X(max_live_transfers) X(kept) X(using)
+    X(max_live_transfers) X(kept) X(using) X(evicting)
 
 typedef enum {
 #define X(name) N_##name,
@@ -226,6 +227,7 @@ bool same_text(PyObject *text, PyObject *other);
 /* New words of a batch, in the fold's scratch memory, or NULL: no row matches, or an id does not exist. */
 int32_t *next_words(Folding *folding, const Words *words, const Machine *machine, int trigger, const Batch *ids);
 bool are_distinct(Folding *folding, const Batch *ids, int32_t size);
+int32_t begin_marks(Folding *folding, int32_t size); /* a new mark for ids below `size`, in `mark`; 0: no memory */
 void commit(const Words *words, const Batch *ids, const int32_t *new_words);
 
 /* ------------------------------------------------------------------------------- the fold, as in Python */

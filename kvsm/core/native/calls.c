@@ -7,7 +7,7 @@ typedef Verdict (*Body)(Call *);
 /* ------------------------------------------------------------------------------- what a call looks at */
 
 /* Whether this is a valid name of a request, which a log can hold. */
-static bool is_name(PyObject *text)
+bool is_name(PyObject *text)
 {
     if (PyUnicode_CheckExact(text) && PyUnicode_AsUTF8AndSize(text, NULL) != NULL)
         return true;
@@ -49,7 +49,7 @@ static void numbers_add(Numbers *numbers, int64_t number)
 static void numbers_end(Numbers *numbers) { PyMem_Free(numbers->many); }
 
 /* As `pack` in Python. */
-static PyObject *packed(const int64_t *ids, Py_ssize_t count)
+PyObject *packed(const int64_t *ids, Py_ssize_t count)
 {
     PyObject *made = count <= SMALL ? ids_object(ids, count) : packed_ids(ids, count);
     if (made == Py_None) /* one fits in no 32 bits */
@@ -455,6 +455,8 @@ static PyObject *called(Body body, PyObject *function, PyObject *core, PyObject 
 
 CALL(emit)
 CALL(match)
+CALL(prepare_store)
+CALL(store)
 CALL(prepare_load)
 CALL(report)
 CALL(complete_load)
@@ -465,8 +467,8 @@ CALL(finish)
     {#name, (PyCFunction)(void (*)(void))py_##name, METH_FASTCALL | METH_KEYWORDS, "As `" #name "` in Python."}
 
 static PyMethodDef methods[] = {
-    METHOD(emit),          METHOD(match),          METHOD(prepare_load), METHOD(report),
-    METHOD(complete_load), METHOD(complete_store), METHOD(finish),       {NULL, NULL, 0, NULL},
+    METHOD(emit),   METHOD(match),         METHOD(prepare_store),  METHOD(store),  METHOD(prepare_load),
+    METHOD(report), METHOD(complete_load), METHOD(complete_store), METHOD(finish), {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot slots[] = {
@@ -482,17 +484,17 @@ PyType_Spec core_spec = {
     .slots = slots,
 };
 
-/* connect_core(Offloader, Match, TransferJob, Ended, ReportResult, recorded_ns, described, time_ns, NativeLedger,
+/* connect_core(Offloader, Match, PreparedStore, TransferJob, Ended, ReportResult, recorded_ns, described, time_ns, NativeLedger,
    IllegalTransition, InvalidEvent, NOBODY, THE_LOG, KEY_BYTES_MAX): take what the calls need of Python. */
 PyObject *connect_core(PyObject *module, PyObject *arguments)
 {
     (void)module;
     OfPython of = {0};
     /* In the order of `methods`, and of the arguments. */
-    PyObject **const functions[] = {&of.emit,          &of.match,          &of.prepare_load, &of.report,
-                                    &of.complete_load, &of.complete_store, &of.finish};
-    PyObject **const others[] = {&of.match_made,         &of.job_made,      &of.ended_made, &of.result_made,
-                                 &of.recorded_ns,        &of.described,     &of.time_ns,    &of.native_ledger,
+    PyObject **const functions[] = {&of.emit,   &of.match,         &of.prepare_store,  &of.store, &of.prepare_load,
+                                    &of.report, &of.complete_load, &of.complete_store, &of.finish};
+    PyObject **const others[] = {&of.match_made,         &of.prepared_made, &of.job_made,   &of.ended_made,
+                                 &of.result_made,        &of.recorded_ns,        &of.described,     &of.time_ns,    &of.native_ledger,
                                  &of.illegal_transition, &of.invalid_event, &of.nobody,     &of.the_log,
                                  &of.key_bytes_max};
     const Py_ssize_t num_others = sizeof others / sizeof *others;
@@ -504,8 +506,9 @@ PyObject *connect_core(PyObject *module, PyObject *arguments)
     for (Py_ssize_t one = 0; one < num_others; one++)
         *others[one] = owned(PyTuple_GetItem(arguments, 1 + one));
     of.one = PyLong_FromLong(1);
+    of.no_key = PyBytes_FromString("");
     of.counted = PyObject_CallFunctionObjArgs(of.result_made, NULL);
-    if (of.one == NULL || of.counted == NULL || !PyLong_CheckExact(of.key_bytes_max) ||
+    if (of.one == NULL || of.no_key == NULL || of.counted == NULL || !PyLong_CheckExact(of.key_bytes_max) ||
         !is_ledger_class(of.native_ledger))
         return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "the limit of a key is an int");
     of_python = of; /* in one assignment */

@@ -11,12 +11,13 @@
 
 /* Python objects that the calls use. Never freed: they live as long as the process. */
 typedef struct {
-    PyObject *emit, *match, *prepare_load, *report, *complete_load, *complete_store, *finish; /* the functions */
-    PyObject *match_made, *job_made, *ended_made, *result_made; /* classes of what calls return */
+    PyObject *emit, *match, *prepare_store, *store, *prepare_load, *report, *complete_load, *complete_store,
+        *finish;                                                                 /* the functions */
+    PyObject *match_made, *prepared_made, *job_made, *ended_made, *result_made; /* classes of what calls return */
     PyObject *counted;                                          /* the result of a report that ended nothing */
     PyObject *recorded_ns, *described, *time_ns, *native_ledger, *illegal_transition, *invalid_event;
     PyObject *nobody, *the_log; /* values of `_may_change` if no thread may change the ledger */
-    PyObject *one, *key_bytes_max;
+    PyObject *one, *no_key, *key_bytes_max;
 } OfPython;
 
 extern OfPython of_python;
@@ -48,5 +49,13 @@ PyObject *of_ledger(Call *call, Name name); /* the same */
 bool configured(Call *call, Name name, int64_t *number);
 Verdict emit(Call *call);
 PyObject *emitted(Call *call, PyObject *kind, PyObject *const *fields, Py_ssize_t count);
+
+/* calls.c */
+bool is_name(PyObject *text);
+PyObject *packed(const int64_t *ids, Py_ssize_t count);
+
+/* storing.c */
+Verdict prepare_store(Call *call);
+Verdict store(Call *call);
 
 #endif

@@ -111,7 +111,7 @@ void queue_fill_row(SlotQueue *queue, int32_t group, uint64_t members)
 }
 
 /* The slot behind this one, or the first one for -1; -1: there is none. */
-static int32_t slot_behind(const SlotQueue *queue, int32_t slot)
+int32_t queue_behind(const SlotQueue *queue, int32_t slot)
 {
     if (slot >= 0 && is_set(queue->listed, slot))
         return queue->next[slot + 1] - 1;
@@ -125,7 +125,7 @@ static int32_t slot_behind(const SlotQueue *queue, int32_t slot)
     return queue->next[0] - 1;
 }
 
-int64_t queue_first(const SlotQueue *queue) { return slot_behind(queue, -1); }
+int64_t queue_first(const SlotQueue *queue) { return queue_behind(queue, -1); }
 
 /* --------------------------------------------------------------------------------------- for Python */
 
@@ -367,8 +367,8 @@ static PyObject *py_following(PyObject *self, PyObject *arguments)
         return NULL;
     char *place = PyBytes_AsString(bytes);
     Py_ssize_t found = 0;
-    int32_t behind = slot_behind(queue, (int32_t)slot);
-    for (; behind >= 0 && found < count; behind = slot_behind(queue, behind)) {
+    int32_t behind = queue_behind(queue, (int32_t)slot);
+    for (; behind >= 0 && found < count; behind = queue_behind(queue, behind)) {
         const int64_t next = behind;
         memcpy(place + found++ * sizeof next, &next, sizeof next);
     }
@@ -400,7 +400,7 @@ static PyObject *py_first(PyObject *self, PyObject *arguments, PyObject *keyword
     if (slots == NULL)
         return PyErr_NoMemory();
     int64_t left = queue->size; /* `protected` may change the queue: then the walk ends here */
-    for (int32_t slot = slot_behind(queue, -1); slot >= 0 && found < count && left-- > 0; slot = slot_behind(queue, slot)) {
+    for (int32_t slot = queue_behind(queue, -1); slot >= 0 && found < count && left-- > 0; slot = queue_behind(queue, slot)) {
         int inside = 0;
         if (bars) {
             PyObject *number = PyLong_FromLong(slot);

@@ -32,6 +32,21 @@ int32_t machine_step(const Machine *machine, int trigger, int32_t word)
     return -1;
 }
 
+int32_t begin_marks(Folding *folding, int32_t size)
+{
+    Fold *fold = folding->fold;
+    if (fold->mark_size < size || fold->marked == INT32_MAX) {
+        int32_t *mark = calloc((size_t)size, sizeof *mark);
+        if (mark == NULL)
+            return 0;
+        free(fold->mark);
+        fold->mark = mark;
+        fold->mark_size = size;
+        fold->marked = 0;
+    }
+    return ++fold->marked;
+}
+
 bool are_distinct(Folding *folding, const Batch *ids, int32_t size)
 {
     if (ids->count <= SMALL) {
@@ -42,16 +57,9 @@ bool are_distinct(Folding *folding, const Batch *ids, int32_t size)
         return true;
     }
     Fold *fold = folding->fold;
-    if (fold->mark_size < size || fold->marked == INT32_MAX) {
-        int32_t *mark = calloc((size_t)size, sizeof *mark);
-        if (mark == NULL)
-            return false;
-        free(fold->mark);
-        fold->mark = mark;
-        fold->mark_size = size;
-        fold->marked = 0;
-    }
-    const int32_t now = ++fold->marked;
+    const int32_t now = begin_marks(folding, size);
+    if (now == 0)
+        return false;
     for (Py_ssize_t one = 0; one < ids->count; one++) {
         int32_t *seen = &fold->mark[ids->ids[one]];
         if (*seen == now)

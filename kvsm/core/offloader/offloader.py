@@ -382,6 +382,7 @@ def _are_replaced() -> bool:
 native.connect_core(
     Offloader,
     matching.Match,
+    storing.PreparedStore,
     TransferJob,
     transfers.Ended,
     transfers.ReportResult,
