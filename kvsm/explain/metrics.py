@@ -150,6 +150,7 @@ class _Tally(msgspec.Struct, gc=False):
     planned: transfers planned. abandoned: transfers in flight at a reset. ended: outcome -> transfers.
     blocks, device_blocks, steps: a transfer's number of these -> completed transfers with that number.
     seconds: completed transfers in each bucket. nanoseconds: their total time from submission to end.
+    made: the last histograms, and what they were made of: the number of completed transfers, bytes per block.
     """
 
     planned: int = 0
@@ -160,15 +161,23 @@ class _Tally(msgspec.Struct, gc=False):
     device_blocks: dict[int, int] = msgspec.field(default_factory=_numbers)
     steps: dict[int, int] = msgspec.field(default_factory=_numbers)
     seconds: list[int] = msgspec.field(default_factory=lambda: [0] * (len(SECONDS_BOUNDS) + 1))
+    made: tuple[tuple[int, int], dict[str, HistogramValue]] = ((-1, 0), {})
 
     def histograms(self, bytes_per_block: int) -> dict[str, HistogramValue]:
         """Return name -> histogram of the completed transfers."""
-        return {
-            "transfer_blocks": histogram("transfer_blocks", self.blocks),
-            "transfer_bytes": histogram("transfer_bytes", self.device_blocks, bytes_per_block),
-            "transfer_seconds": HistogramValue(SECONDS_BOUNDS, tuple(self.seconds), self.nanoseconds / 1e9),
-            "transfer_steps": histogram("transfer_steps", self.steps),
-        }
+        # Read the number first: another thread may count a transfer meanwhile, and then they are made again.
+        seen, (of, made) = (sum(self.seconds), bytes_per_block), self.made
+        if of != seen:
+            made = {
+                "transfer_blocks": histogram("transfer_blocks", self.blocks),
+                "transfer_bytes": histogram("transfer_bytes", self.device_blocks, bytes_per_block),
+                "transfer_seconds": HistogramValue(
+                    SECONDS_BOUNDS, tuple(self.seconds), self.nanoseconds / 1e9
+                ),
+                "transfer_steps": histogram("transfer_steps", self.steps),
+            }
+            self.made = seen, made
+        return made
 
 
 class _Flight(msgspec.Struct, gc=False):

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from itertools import count
+from itertools import count, repeat
 from typing import Any
 
 from prometheus_client import REGISTRY
@@ -98,16 +98,34 @@ class Growth:
     """Adds to statistics how much counters and histograms have grown since they were sent."""
 
     def __init__(self) -> None:
-        self._sent: dict[Series, float] = {}
+        self._sent: Mapping[str, Any] = {}
 
     def add(self, stats: KvsmStats, values: Mapping[str, Any]) -> None:
-        """Add the growth of these metrics. values: as in `Metrics.values`, without gauges."""
-        for name, labels, value in _numbers(values):
-            series = (name, *labels)
-            more = value - self._sent.get(series, 0)
-            if more:
-                stats.count(name, labels, more)
-                self._sent[series] = value
+        """Add the growth of these metrics. values: as in `Metrics.values`; they must be immutable, and each
+        call must have all of them. Gauges are ignored."""
+        sent, self._sent = self._sent, values
+        for name, value in values.items():
+            if name in ADDED and value != (before := sent.get(name)):
+                for labels, more in _grown(before, value):
+                    stats.count(name, labels, more)
+
+
+def _grown(before: Any, value: Any) -> Iterator[tuple[Series, float]]:
+    """Yield the growth of each number that has changed: (its labels, growth). before: None is 0."""
+    if isinstance(value, HistogramValue):
+        counts = repeat(0) if before is None else before.counts
+        for place, (times, earlier) in enumerate(zip(value.counts, counts)):
+            if times != earlier:
+                yield (str(place),), times - earlier
+        yield (SUM,), value.sum - (0 if before is None else before.sum)
+    elif isinstance(value, dict):
+        for label, of_label in value.items():
+            earlier = None if before is None else before.get(label)
+            if of_label != earlier:
+                for labels, more in _grown(earlier, of_label):
+                    yield (label, *labels), more
+    else:
+        yield (), value - (before or 0)
 
 
 STATS_INTERVAL_S = 1.0
@@ -139,8 +157,6 @@ class StatsSource:
         self._pool = str(next(_POOLS))
         self._metrics, self._ledger = metrics, metrics.ledger
         self._growth = Growth()
-        self._values: dict[str, Any] = {}
-        """All values as they were last sent. They must be immutable."""
         self._sent_at = -1, (0, 0)
 
     def take(self) -> KvsmStats | None:
@@ -161,34 +177,24 @@ class StatsSource:
             # Not one value for each host pool: pools with the same facts share this value, which is 1.
             stats.gauge("config_info", tuple(str(self._facts[name]) for name in FACTS), "", 1)
             self._facts = None
-        before, values = self._values, {**self._metrics.values(), **self._metrics.gauges(), **self._beside()}
-        self._values = values
-        self._growth.add(
-            stats,
-            {name: value for name, value in values.items() if name in ADDED and value != before.get(name)},
-        )
-        for name, labels, value in _numbers({name: values[name] for name in values if name not in ADDED}):
-            stats.gauge(name, labels, self._pool, value)
+        values = {**self._metrics.values(), **self._metrics.gauges(), **self._beside()}
+        self._growth.add(stats, values)
+        for name, labels in _GAUGES:
+            value = values.get(name)
+            for label in labels if value is not None else ():
+                value = value[label]
+            if value is not None:
+                stats.gauge(name, labels, self._pool, value)
         return stats
 
 
-_LABELS = {name: [tuple(labels) for _, *labels in metric.series()] for name, metric in EXPORTED.items()}
-"""Metric -> the label values of each of its numbers."""
-
-
-def _numbers(values: Mapping[str, Any]) -> Iterator[tuple[str, Series, float]]:
-    for name in EXPORTED:
-        if name in values:
-            for labels in _LABELS[name]:
-                found = values[name]
-                for label in labels:
-                    found = found[label]
-                if isinstance(found, HistogramValue):
-                    for place, times in enumerate(found.counts):
-                        yield name, (*labels, str(place)), times
-                    yield name, (*labels, SUM), found.sum
-                else:
-                    yield name, labels, found
+_GAUGES = [
+    (name, tuple(labels))
+    for name, metric in EXPORTED.items()
+    if name not in ADDED
+    for _, *labels in metric.series()
+]
+"""Each number of each gauge: (metric, its labels)."""
 
 
 def histograms(name: str, series: Mapping[str, float]) -> Iterator[tuple[Series, float, int]]:

@@ -164,7 +164,8 @@ typedef struct {
     X(weights) X(age) X(cleared) X(clear) X(busy) X(idle) X(touched) X(admitted)                                  \
     X(rewritten) X(forget) X(stored) X(removed) X(__dict__) X(ledger) X(log) X(publisher) X(_clock_ns)      \
     X(parents) X(last_keys) X(_may_change) X(_stop) X(totals) X(apply) X(append) X(ended) X(aborted)              \
-    X(max_live_transfers) X(kept) X(using) X(evicting)
+    X(max_live_transfers) X(kept) X(using) X(evicting)              \
+    X(flush_log) X(until_look)
 
 typedef enum {
 #define X(name) N_##name,
@@ -175,8 +176,19 @@ typedef enum {
 
 #define MOST_FIELDS 16 /* most fields of an event that are read from its tuple of values */
 
+/* A class whose instances keep their fields in members, and the descriptors of those: they read and write a field
+   several times faster than a look-up by its name. */
+typedef struct {
+    PyObject *class, *members[NUM_NAMES]; /* NULL: no field of this name */
+} MemberClass;
+
+enum { REQUESTS, TRANSFERS, CONFIGS, NUM_MEMBER_CLASSES };
+
 /* Python objects that the module uses. Never freed: they live as long as the process. */
 typedef struct {
+    MemberClass member_classes[NUM_MEMBER_CLASSES];
+    descrgetfunc get_member;
+    descrsetfunc set_member;
     PyObject *names[NUM_NAMES];
     PyObject *array_of, *lru, *admit_runs, *transfer_record, *request_record, *store, *load, *encode;
     PyObject *no_ids, *empty_text, *zero, *minus_one;
@@ -217,6 +229,7 @@ static inline PyObject *field(Folding *folding, Name name)
 void forget_seen(Folding *folding); /* before code that may replace attributes of the ledger */
 PyObject *attribute_of(PyObject *owner, Name name); /* owned. NULL: an error is set. `owner` may be NULL */
 
+bool set_attribute(PyObject *owner, Name name, PyObject *value);
 bool set_field(Folding *folding, Name name, PyObject *value);
 bool get_number(PyObject *owner, Name name, int64_t *value);
 bool set_number(PyObject *owner, Name name, int64_t value);

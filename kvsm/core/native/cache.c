@@ -46,8 +46,8 @@ static Verdict restart_cursors(Folding *folding)
     Verdict verdict = requests == NULL ? FAILED : FOLDED;
     for (Py_ssize_t one = 0; verdict == FOLDED && one < PyList_Size(requests); one++) {
         PyObject *request = PyList_GetItem(requests, one);
-        if (PyObject_SetAttr(request, name_of(N_settled), python.no_ids) < 0 ||
-            PyObject_SetAttr(request, name_of(N_offered), python.no_ids) < 0)
+        if (!set_attribute(request, N_settled, python.no_ids) ||
+            !set_attribute(request, N_offered, python.no_ids))
             verdict = FAILED;
     }
     Py_XDECREF(requests);

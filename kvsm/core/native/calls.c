@@ -412,6 +412,91 @@ static Verdict finish(Call *call)
     return FOLDED;
 }
 
+/* ---------------------------------------------------------------------------- the end of a step, and submissions */
+
+/* Flush the log in Python. reason: a `LogFlush`. */
+static bool flush_log(Call *call, PyObject *reason)
+{
+    PyObject *done = PyObject_CallMethodObjArgs(call->core, name_of(N_flush_log), reason, NULL);
+    Py_XDECREF(done);
+    return done != NULL;
+}
+
+/* The ids of transfers as a tuple; owned. NULL: Python takes the call. */
+static PyObject *transfer_ids(PyObject *given)
+{
+    if (!PyList_CheckExact(given) && !PyTuple_CheckExact(given))
+        return NULL;
+    PyObject *ids = PySequence_Tuple(given);
+    for (Py_ssize_t one = 0; ids != NULL && one < PyTuple_Size(ids); one++)
+        if (!PyLong_CheckExact(PyTuple_GetItem(ids, one)))
+            Py_CLEAR(ids);
+    return ids;
+}
+
+static Verdict submit(Call *call)
+{
+    if (call->names != NULL || call->count != 1)
+        return REFERENCE;
+    PyObject *ids = transfer_ids(call->arguments[0]);
+    if (ids == NULL || PyTuple_Size(ids) == 0) {
+        Py_XDECREF(ids);
+        return REFERENCE;
+    }
+    PyObject *ended = emitted(call, python.kinds[KIND_TransfersSubmitted], &ids, 1);
+    Py_DECREF(ids);
+    Py_XDECREF(ended);
+    if (ended == NULL || !flush_log(call, of_python.jobs_leave))
+        return FAILED;
+    call->result = owned(Py_None);
+    return FOLDED;
+}
+
+/* Add to a number of the core. */
+static bool count_in_core(Call *call, Name name, int64_t more)
+{
+    int64_t before;
+    PyObject *number = of_core(call, name);
+    const bool is_number = read_number(number, &before);
+    Py_XDECREF(number);
+    number = is_number ? PyLong_FromLongLong(before + more) : NULL;
+    const bool done = number != NULL && PyDict_SetItem(call->fields, name_of(name), number) == 0;
+    Py_XDECREF(number);
+    return done;
+}
+
+/* Whether Python need not look for plans that were never submitted. emits: whether the step had an event, so that its
+   end has one. */
+static bool may_end_step(Call *call, bool *emits)
+{
+    int64_t step, last, until_look;
+    PyObject *here = of_core(call, N_step), *before = of_ledger(call, N_step), *look = of_core(call, N_until_look);
+    const bool fits = read_number(here, &step) && read_number(before, &last) && read_number(look, &until_look) &&
+                      until_look > 1;
+    Py_XDECREF(here);
+    Py_XDECREF(before);
+    Py_XDECREF(look);
+    *emits = fits && step == last;
+    return fits;
+}
+
+static Verdict end_step(Call *call)
+{
+    bool emits;
+    if (call->names != NULL || call->count != 0 || !may_end_step(call, &emits))
+        return REFERENCE;
+    if (emits) {
+        PyObject *ended = emitted(call, python.kinds[KIND_StepEnded], NULL, 0);
+        Py_XDECREF(ended);
+        if (ended == NULL || !flush_log(call, of_python.step_ended))
+            return FAILED;
+    }
+    if (!count_in_core(call, N_step, 1) || !count_in_core(call, N_until_look, -1))
+        return FAILED;
+    call->result = owned(Py_None);
+    return FOLDED;
+}
+
 /* ------------------------------------------------------------------------------------------ the type */
 
 /* Run the call in Python, with the same arguments. */
@@ -462,13 +547,15 @@ CALL(report)
 CALL(complete_load)
 CALL(complete_store)
 CALL(finish)
+CALL(submit)
+CALL(end_step)
 
 #define METHOD(name)                                                                                             \
     {#name, (PyCFunction)(void (*)(void))py_##name, METH_FASTCALL | METH_KEYWORDS, "As `" #name "` in Python."}
 
 static PyMethodDef methods[] = {
     METHOD(emit),   METHOD(match),         METHOD(prepare_store),  METHOD(store),  METHOD(prepare_load),
-    METHOD(report), METHOD(complete_load), METHOD(complete_store), METHOD(finish), {NULL, NULL, 0, NULL},
+    METHOD(report), METHOD(complete_load), METHOD(complete_store), METHOD(finish), METHOD(submit), METHOD(end_step), {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot slots[] = {
@@ -485,18 +572,18 @@ PyType_Spec core_spec = {
 };
 
 /* connect_core(Offloader, Match, PreparedStore, TransferJob, Ended, ReportResult, recorded_ns, described, time_ns, NativeLedger,
-   IllegalTransition, InvalidEvent, NOBODY, THE_LOG, KEY_BYTES_MAX): take what the calls need of Python. */
+   IllegalTransition, InvalidEvent, NOBODY, THE_LOG, KEY_BYTES_MAX, JOBS_LEAVE, STEP_ENDED): take what the calls need of Python. */
 PyObject *connect_core(PyObject *module, PyObject *arguments)
 {
     (void)module;
     OfPython of = {0};
     /* In the order of `methods`, and of the arguments. */
     PyObject **const functions[] = {&of.emit,   &of.match,         &of.prepare_store,  &of.store, &of.prepare_load,
-                                    &of.report, &of.complete_load, &of.complete_store, &of.finish};
+                                    &of.report, &of.complete_load, &of.complete_store, &of.finish, &of.submit, &of.end_step};
     PyObject **const others[] = {&of.match_made,         &of.prepared_made, &of.job_made,   &of.ended_made,
                                  &of.result_made,        &of.recorded_ns,        &of.described,     &of.time_ns,    &of.native_ledger,
                                  &of.illegal_transition, &of.invalid_event, &of.nobody,     &of.the_log,
-                                 &of.key_bytes_max};
+                                 &of.key_bytes_max, &of.jobs_leave, &of.step_ended};
     const Py_ssize_t num_others = sizeof others / sizeof *others;
     if (PyTuple_Size(arguments) != 1 + num_others)
         return PyErr_Format(PyExc_TypeError, "connect_core takes %zd arguments", 1 + num_others);

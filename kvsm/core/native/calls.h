@@ -12,12 +12,12 @@
 /* Python objects that the calls use. Never freed: they live as long as the process. */
 typedef struct {
     PyObject *emit, *match, *prepare_store, *store, *prepare_load, *report, *complete_load, *complete_store,
-        *finish;                                                                 /* the functions */
+        *finish, *submit, *end_step;                                                                 /* the functions */
     PyObject *match_made, *prepared_made, *job_made, *ended_made, *result_made; /* classes of what calls return */
     PyObject *counted;                                          /* the result of a report that ended nothing */
     PyObject *recorded_ns, *described, *time_ns, *native_ledger, *illegal_transition, *invalid_event;
     PyObject *nobody, *the_log; /* values of `_may_change` if no thread may change the ledger */
-    PyObject *one, *no_key, *key_bytes_max;
+    PyObject *one, *no_key, *key_bytes_max, *jobs_leave, *step_ended;
 } OfPython;
 
 extern OfPython of_python;

@@ -68,13 +68,33 @@ void forget_seen(Folding *folding)
         Py_CLEAR(folding->seen[name]);
 }
 
+/* The descriptor of a field; borrowed. NULL: the attribute is looked up by its name. */
+static PyObject *member_of(PyObject *owner, Name name)
+{
+    const PyTypeObject *class = Py_TYPE(owner);
+    for (int one = 0; one < NUM_MEMBER_CLASSES; one++)
+        if ((PyObject *)class == python.member_classes[one].class)
+            return python.member_classes[one].members[name];
+    return NULL;
+}
+
 PyObject *attribute_of(PyObject *owner, Name name)
 {
+    PyObject *member = owner == NULL ? NULL : member_of(owner, name);
+    if (member != NULL)
+        return python.get_member(member, owner, NULL);
     if (owner != NULL)
         return PyObject_GetAttr(owner, name_of(name));
     if (!PyErr_Occurred())
         PyErr_SetString(PyExc_AttributeError, "an attribute of the ledger is missing");
     return NULL;
+}
+
+bool set_attribute(PyObject *owner, Name name, PyObject *value)
+{
+    PyObject *member = member_of(owner, name);
+    return (member != NULL ? python.set_member(member, owner, value)
+                           : PyObject_SetAttr(owner, name_of(name), value)) == 0;
 }
 
 bool get_number(PyObject *owner, Name name, int64_t *value)
@@ -88,7 +108,7 @@ bool get_number(PyObject *owner, Name name, int64_t *value)
 bool set_number(PyObject *owner, Name name, int64_t value)
 {
     PyObject *number = PyLong_FromLongLong(value);
-    const bool done = number != NULL && PyObject_SetAttr(owner, name_of(name), number) == 0;
+    const bool done = number != NULL && set_attribute(owner, name, number);
     Py_XDECREF(number);
     return done;
 }

@@ -68,7 +68,7 @@ static Verdict begin(Folding *folding, Load *load, int32_t word)
     int32_t *unpinned = next_words(folding, &fold->blocks, &BLOCK, BLOCK_UNPIN, &load->rest);
     if (unpin(folding, load->request, &load->rest, unpinned) != FOLDED ||
         !set_number(load->request, N_word, word) ||
-        PyObject_SetAttr(load->request, name_of(N_load), folding->seq_object) < 0 ||
+        !set_attribute(load->request, N_load, folding->seq_object) ||
         bring(folding, slots, device_blocks) != FOLDED)
         return FAILED;
     PyObject *owners = owners_of(load->name, slots->count);

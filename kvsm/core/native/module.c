@@ -83,6 +83,25 @@ static bool take_names(void)
     return true;
 }
 
+/* Take the descriptors of the fields of a class. */
+static bool take_members(int place, const char *module, const char *class)
+{
+    MemberClass *members = &python.member_classes[place];
+    PyObject *taken = take(module, class);
+    for (int name = 0; taken != NULL && name < NUM_NAMES; name++) {
+        PyObject *member = PyObject_GetAttr(taken, name_of(name));
+        PyErr_Clear(); /* it has no such field */
+        if (member != NULL && Py_IS_TYPE(member, &PyMemberDescr_Type))
+            members->members[name] = member;
+        else
+            Py_XDECREF(member);
+    }
+    python.get_member = (descrgetfunc)PyType_GetSlot(&PyMemberDescr_Type, Py_tp_descr_get);
+    python.set_member = (descrsetfunc)PyType_GetSlot(&PyMemberDescr_Type, Py_tp_descr_set);
+    members->class = taken;
+    return taken != NULL;
+}
+
 /* connect(): take what the fold needs of Python. Later than the import, because kvsm.core.ledger imports this module. */
 static PyObject *connect(PyObject *module, PyObject *nothing)
 {
@@ -90,6 +109,9 @@ static PyObject *connect(PyObject *module, PyObject *nothing)
     const bool taken = take_kinds() && take_reference() && (python.lru = take("kvsm.core.policies.lru", "LRUPolicy")) != NULL &&
                        (python.transfer_record = take("kvsm.core.ledger.records", "TransferRecord")) != NULL &&
                        (python.request_record = take("kvsm.core.ledger.records", "RequestRecord")) != NULL &&
+                       take_members(REQUESTS, "kvsm.core.ledger.records", "RequestRecord") &&
+                       take_members(TRANSFERS, "kvsm.core.ledger.records", "TransferRecord") &&
+                       take_members(CONFIGS, "kvsm.events", "OffloadConfig") &&
                        (python.admit_runs = take("kvsm.core.ledger.order", "admit")) != NULL &&
                        (python.store = take("kvsm.events", "STORE")) != NULL &&
                        (python.load = take("kvsm.events", "LOAD")) != NULL;

@@ -65,7 +65,7 @@ bool live_pins(Folding *folding, PyObject *request, Batch *pins)
 Verdict unpin(Folding *folding, PyObject *request, const Batch *slots, int32_t *new_words)
 {
     Py_ssize_t idle;
-    if (PyObject_SetAttr(request, name_of(N_pins), python.no_ids) < 0)
+    if (!set_attribute(request, N_pins, python.no_ids))
         return FAILED;
     if (slots->count == 0)
         return FOLDED;
@@ -98,9 +98,9 @@ static Verdict leave(Folding *folding, int trigger)
     verdict = unpin(folding, request, &pins, new_words);
     /* A record that is forgotten is not read any more. */
     if (verdict == FOLDED && state_of(word) != REQUEST_RELEASED &&
-        (PyObject_SetAttr(request, name_of(N_patience), python.minus_one) < 0 ||
-         PyObject_SetAttr(request, name_of(N_settled), python.no_ids) < 0 ||
-         PyObject_SetAttr(request, name_of(N_offered), python.no_ids) < 0))
+        (!set_attribute(request, N_patience, python.minus_one) ||
+         !set_attribute(request, N_settled, python.no_ids) ||
+         !set_attribute(request, N_offered, python.no_ids)))
         verdict = FAILED;
     if (verdict == FOLDED)
         verdict = settle(folding, request, word);
@@ -118,8 +118,8 @@ static Verdict pin(Folding *folding, PyObject *request, const Batch *slots, cons
 {
     commit(&folding->fold->blocks, slots, new_words);
     if (leave_order(folding, slots, new_words) != FOLDED ||
-        PyObject_SetAttr(request, name_of(N_pins), slots->object) < 0 ||
-        PyObject_SetAttr(request, name_of(N_pinned_at), folding->seq_object) < 0)
+        !set_attribute(request, N_pins, slots->object) ||
+        !set_attribute(request, N_pinned_at, folding->seq_object))
         return FAILED;
     return FOLDED;
 }
@@ -196,8 +196,8 @@ Verdict request_deferred(Folding *folding)
         verdict = FAILED;
     else if ((word = request_step(request, REQUEST_DEFER)) >= 0) {
         const bool done = set_number(request, N_word, word) &&
-                          PyObject_SetAttr(request, name_of(N_awaits), transfer) == 0 &&
-                          PyObject_SetAttr(request, name_of(N_patience), until) == 0 &&
+                          set_attribute(request, N_awaits, transfer) &&
+                          set_attribute(request, N_patience, until) &&
                           PyDict_SetItem(field(folding, N_requests), name, request) == 0 &&
                           PyDict_SetItem(field(folding, N_deferred), name, request) == 0;
         verdict = done ? FOLDED : FAILED;

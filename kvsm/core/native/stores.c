@@ -33,8 +33,8 @@ Verdict blocks_offered(Folding *folding)
     verdict = FOLDED;
     for (Py_ssize_t one = 0; verdict == FOLDED && one < count; one++) {
         PyObject *offer = PyTuple_GetItem(offers, one), *request = named(folding, PyTuple_GetItem(offer, 0));
-        if (PyObject_SetAttr(request, name_of(N_settled), PyTuple_GetItem(offer, 1)) < 0 ||
-            PyObject_SetAttr(request, name_of(N_offered), PyTuple_GetItem(offer, 2)) < 0)
+        if (!set_attribute(request, N_settled, PyTuple_GetItem(offer, 1)) ||
+            !set_attribute(request, N_offered, PyTuple_GetItem(offer, 2)))
             verdict = FAILED;
     }
 end:

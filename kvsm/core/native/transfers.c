@@ -63,7 +63,7 @@ Verdict plan(Folding *folding, PyObject *direction, PyObject *owners, const Batc
         field(folding, N_planned_word), field(folding, N_epoch), NULL);
     const bool done = record != NULL &&
                       (parents == NULL || is_empty(parents) ||
-                       PyObject_SetAttr(record, name_of(N_parents), parents) == 0) &&
+                       set_attribute(record, N_parents, parents)) &&
                       PyDict_SetItem(field(folding, N_transfers), folding->seq_object, record) == 0;
     Py_XDECREF(record);
     return done ? FOLDED : FAILED;
@@ -115,7 +115,7 @@ static Verdict submit(Folding *folding, PyObject *id, bool only_look)
     }
     verdict = FOLDED;
     if (!only_look && (!set_number(transfer.record, N_word, word) ||
-                       PyObject_SetAttr(transfer.record, name_of(N_since), field(folding, N_tick)) < 0))
+                       !set_attribute(transfer.record, N_since, field(folding, N_tick))))
         verdict = FAILED;
 end:
     transfer_clear(&transfer);
@@ -141,7 +141,7 @@ Verdict flush_requested(Folding *folding)
     Verdict verdict = ids == NULL ? REFERENCE : FOLDED;
     for (Py_ssize_t one = 0; verdict == FOLDED && one < PyTuple_Size(ids); one++) {
         PyObject *record = PyDict_GetItemWithError(field(folding, N_transfers), PyTuple_GetItem(ids, one));
-        if (record == NULL || PyObject_SetAttr(record, name_of(N_flush), Py_True) < 0)
+        if (record == NULL || !set_attribute(record, N_flush, Py_True))
             verdict = FAILED;
     }
     Py_XDECREF(ids);
@@ -171,7 +171,7 @@ static void give_back(Folding *folding, const Batch *slots, const int32_t *words
 static Verdict publish(Folding *folding, const Transfer *transfer)
 {
     PyObject *offers = field(folding, N_offers), *listener = field(folding, N_listener), *done;
-    PyObject *parents = PyObject_GetAttr(transfer->record, name_of(N_parents));
+    PyObject *parents = attribute_of(transfer->record, N_parents);
     const bool admitted =
         parents != NULL && admit(folding, &transfer->slots, transfer->keys, parents, transfer->id) == FOLDED;
     Py_XDECREF(parents);
@@ -241,7 +241,7 @@ static Verdict close_transfer(Folding *folding, const Transfer *transfer, int st
             Py_XDECREF(done);
             verdict = done == NULL ? FAILED : FOLDED;
         }
-        if (verdict == FOLDED && (PyObject_SetAttr(request, name_of(N_load), python.zero) < 0 ||
+        if (verdict == FOLDED && (!set_attribute(request, N_load, python.zero) ||
                                   !get_number(request, N_word, &word)))
             verdict = FAILED;
         if (verdict == FOLDED)

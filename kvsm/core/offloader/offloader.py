@@ -395,4 +395,6 @@ native.connect_core(
     NOBODY,
     THE_LOG,
     KEY_BYTES_MAX,
+    LogFlush.JOBS_LEAVE,
+    LogFlush.STEP_ENDED,
 )
