@@ -55,8 +55,8 @@ class KvsmStats(KVConnectorStats):
     def count(self, name: str, labels: Series, more: float) -> None:
         """Add to a counter, or to a part of a histogram."""
         if more:
-            series = self.data.setdefault(name, {})
-            series[",".join(labels)] = series.get(",".join(labels), 0) + more
+            series, joined = self.data.setdefault(name, {}), ",".join(labels)
+            series[joined] = series.get(joined, 0) + more
 
     def gauge(self, name: str, labels: Series, pool: str, value: float) -> None:
         """Set a gauge of this host pool."""
