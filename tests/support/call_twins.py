@@ -334,10 +334,44 @@ class CallMaker:
         ]
         return self._random.choice(wrong), {}
 
-    def _prepare_store(self, _: Offloader) -> Arguments:
-        keys = self._random.sample(KEYS, self._random.choice((1, 2, 3, 20)))
-        parent = self._random.choice(((), (b"",), (self._or_wrong(self._random.choice(KEYS), WRONG_KEYS),)))
-        return (self._name(), keys, self._blocks(len(keys)), *parent), {}
+    def _prepare_store(self, core: Offloader) -> Arguments:
+        keys = self._offered(core)
+        right = self._random.choice([b"", self._random.choice(KEYS), None])
+        parent = self._or_wrong(right, WRONG_KEYS)
+        if self._random.random() < 0.3:
+            return (self._name(), keys, self._blocks(len(keys))), {"parent": parent}
+        return (self._name(), keys, self._blocks(len(keys)), *self._random.choice(((), (parent,)))), {}
+
+    def _offered(self, core: Offloader) -> list[Any]:
+        """Return keys to offer: mostly new ones, some resident or offered twice."""
+        random = self._random
+        keys: list[Any] = random.sample(KEYS, random.choice((1, 2, 3, 20)))
+        if random.random() < 0.5:
+            known = list(core.ledger.index)
+            keys = [random.choice(known) if known and random.random() < 0.3 else key for key in keys]
+            keys = list(dict.fromkeys(keys)) if random.random() < 0.9 else keys
+        return [self._or_wrong(key, WRONG_KEYS) if random.random() < 0.1 else key for key in keys]
+
+    def _store(self, core: Offloader) -> Arguments:
+        random, keys = self._random, self._offered(core)
+        owners, left = list[Any](), len(keys)
+        while left:
+            count = random.randint(1, left)
+            owners.append((self._or_wrong(random.choice(NAMES), WRONG_NAMES), count))
+            left -= count
+        owners = self._or_wrong(owners, [[*owners, ("r1", 0)], [*owners, ("r1", 2)], [("r1",)], [5]])
+        named: dict[str, Any] = {}
+        if random.random() < 0.6:
+            places = random.sample(range(len(keys) + 2), min(2, len(keys)))
+            named["parents"] = {place: random.choice([b"", *KEYS, *keys]) for place in places}
+        if random.random() < 0.2:
+            slots = [*core.ledger.index.values()][:2]
+            named["spared"] = self._or_wrong(random.choice([(), slots, set(slots)]), [5, ("x",)])
+        if random.random() < 0.1:
+            named["parents"] = random.choice([None, {-1: b""}, {0: "x"}, {"0": b""}, [(0, b"")]])
+        again = random.choice(((), (), ({0},), ([1],), ((0, 1),)))
+        named |= random.choice([{}, {}, {"required": {0}}]) if len(again) < 2 else {}
+        return (random.choice((tuple(owners), ())), keys, self._blocks(len(keys)), *again), named
 
     def _submit(self, core: Offloader) -> Arguments:
         planned = [one.id for one in core.ledger.transfers.values() if one.state == 0]
@@ -393,6 +427,7 @@ _CALLS = (
     *("finish",) * 5,
     *("submit",) * 7,
     *("prepare_store",) * 7,
+    *("store",) * 5,
     *("fail_load", "fail_store", "cancel", "lose", "emit", "emit", "reset", "preempt", "pin"),
     *(
         "arrive",

@@ -59,6 +59,7 @@ class Scene:
         self.ledger = Ledger(self.options.config(), listener)
         self.core = Offloader(OffloadConfig(host_blocks=_SLOTS, device_blocks=_SLOTS))
         self.core.prepare_store("stored", [b"one", b"two"], [0, 1])
+        self.core._clock_ns = self.clock
         self.parts: list[Any] = [self.queue.frozen_part(), *(self.core.ledger.freeze() or ())]
         kinds = ((_Made, lambda one: (one.value, self.mischief())[:1], lambda value: _Made(value)),)
         self.packer = native.PackerBody(((_Part, {"kept": 0}, ("value",)),), kinds, ("constant",))
@@ -192,6 +193,27 @@ class Scene:
         if name == "__iter__":
             list(zip(made, range(3 * _SLOTS)))
 
+    def clock(self) -> int:
+        """Tell the time to the core, which is in the middle of a call, and perhaps change its ledger."""
+        if self.random.random() < 0.3:
+            self.mischief()
+            ledger = self.core.ledger
+            if self.random.random() < 0.3 and isinstance(ledger, Ledger):
+                setattr(ledger, self.random.choice([*vars(ledger)]), self.value())
+        return 7
+
+    def offer(self) -> None:
+        """Offer blocks, several events at once: new and resident keys, which may need evictions."""
+        random = self.random
+        keys = [b"one", b"two", *(b"offered-%d" % n for n in range(30))]
+        offered = random.sample(keys, random.choice((1, 2, 5, 20)))
+        blocks = random.sample(range(_SLOTS), len(offered))
+        parents = {random.randrange(len(offered)): random.choice(keys)}
+        job = self.core.store((), offered, blocks, parents=parents).job
+        if job is not None:
+            self.core.submit([job.transfer])
+            self.core.complete_store(job.transfer)
+
     def apply(self) -> None:
         """Fold an event: a right one, one with a wrong field, or one with any fields."""
         random, next_seq = self.random, getattr(self.ledger, "seq", 0)
@@ -214,7 +236,9 @@ class Scene:
     def play(self) -> None:
         """Make some uses. Each may be refused, but not with `SystemError`."""
         for _ in range(_CALLS):
-            use = self.random.choice((self.call, self.call, self.call, self.apply, self.mischief, self.make))
+            use = self.random.choice(
+                (self.call, self.call, self.call, self.offer, self.apply, self.mischief, self.make)
+            )
             try:
                 use()
             except (SystemError, KeyboardInterrupt):
