@@ -195,8 +195,8 @@ static PyObject *checked_device_blocks(Call *call, PyObject *given, Py_ssize_t *
 }
 
 /* The first `wanted` pins of a request's match, in the form of an event; owned. NULL: the match has fewer pins, or a
-   pin may no longer hold. */
-static PyObject *pins_of(Call *call, PyObject *request, Py_ssize_t wanted)
+   pin may no longer hold. hosts: their host blocks, if a slot has several; owned. */
+static PyObject *pins_of(Call *call, PyObject *request, Py_ssize_t wanted, int64_t chunk, PyObject **hosts)
 {
     PyObject *record = known(call, request), *slots = NULL;
     Batch pins;
@@ -208,18 +208,20 @@ static PyObject *pins_of(Call *call, PyObject *request, Py_ssize_t wanted)
         return NULL;
     if (wanted <= pins.count)
         slots = wanted == pins.count && wanted <= SMALL ? owned(pins.object) : packed(pins.ids, wanted);
+    if (slots != NULL && (*hosts = chunk == 1 ? owned(slots) : host_blocks(pins.ids, wanted, chunk)) == NULL)
+        Py_CLEAR(slots);
     batch_clear(&pins);
     return slots;
 }
 
-/* The job of a load of whole blocks, after its event. */
-static Verdict plan_load(Call *call, PyObject *request, PyObject *slots, PyObject *blocks)
+/* The job of a load of whole slots, after its event. */
+static Verdict plan_load(Call *call, PyObject *request, PyObject *slots, PyObject *blocks, PyObject *hosts)
 {
     PyObject *const values[] = {request, slots, blocks, Py_False, python.no_ids, python.empty_text};
     PyObject *ended = emitted(call, python.kinds[KIND_LoadPlanned], values, 6);
     PyObject *seq = ended == NULL ? NULL : of_ledger(call, N_seq);
     if (seq != NULL)
-        call->result = PyObject_CallFunctionObjArgs(of_python.job_made, seq, python.load, blocks, slots, NULL);
+        call->result = PyObject_CallFunctionObjArgs(of_python.job_made, seq, python.load, blocks, hosts, NULL);
     Py_XDECREF(ended);
     Py_XDECREF(seq);
     return call->result == NULL ? FAILED : FOLDED;
@@ -241,15 +243,16 @@ static Verdict prepare_load(Call *call)
     if (call->names != NULL || call->count < 2 || call->count > 3 || !is_name(given[0]) ||
         (call->count == 3 && !(PyTuple_CheckExact(given[2]) && is_empty(given[2]))) ||
         field(&call->look, N_kept) != Py_None || /* then the job has keys and generations */
-        !configured(call, N_blocks_per_chunk, &chunk) || chunk != 1 ||
-        !configured(call, N_max_live_transfers, &most) ||
+        !configured(call, N_blocks_per_chunk, &chunk) || !configured(call, N_max_live_transfers, &most) ||
         PyDict_Size(field(&call->look, N_transfers)) >= most || uses_are_heard(call))
         return REFERENCE;
-    PyObject *blocks = checked_device_blocks(call, given[1], &wanted);
-    PyObject *slots = blocks == NULL || wanted == 0 ? NULL : pins_of(call, given[0], wanted);
-    const Verdict verdict = slots == NULL ? REFERENCE : plan_load(call, given[0], slots, blocks);
+    PyObject *blocks = checked_device_blocks(call, given[1], &wanted), *slots = NULL, *hosts = NULL;
+    if (blocks != NULL && wanted > 0 && wanted % chunk == 0)
+        slots = pins_of(call, given[0], wanted / (Py_ssize_t)chunk, chunk, &hosts);
+    const Verdict verdict = slots == NULL ? REFERENCE : plan_load(call, given[0], slots, blocks, hosts);
     Py_XDECREF(blocks);
     Py_XDECREF(slots);
+    Py_XDECREF(hosts);
     return verdict;
 }
 

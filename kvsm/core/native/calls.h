@@ -55,6 +55,7 @@ bool is_name(PyObject *text);
 PyObject *packed(const int64_t *ids, Py_ssize_t count);
 
 /* storing.c */
+PyObject *host_blocks(const int64_t *slots, Py_ssize_t count, int64_t chunk); /* of whole slots, packed; owned */
 Verdict prepare_store(Call *call);
 Verdict store(Call *call);
 

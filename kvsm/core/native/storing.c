@@ -413,15 +413,12 @@ static PyObject *only_new(Offer *offer)
     return keys;
 }
 
-/* The host blocks of the new keys, as in a job (`host_blocks`); owned. slots: their slots, packed. */
-static PyObject *host_blocks(const Offer *offer, PyObject *slots)
+PyObject *host_blocks(const int64_t *slots, Py_ssize_t count, int64_t chunk)
 {
-    if (offer->chunk == 1)
-        return owned(slots);
-    const Py_ssize_t count = offer->news * (Py_ssize_t)offer->chunk;
+    count *= (Py_ssize_t)chunk;
     int64_t *blocks = PyMem_Malloc((size_t)count * sizeof *blocks);
     for (Py_ssize_t one = 0; blocks != NULL && one < count; one++)
-        blocks[one] = offer->slots[offer->residents + one / offer->chunk] * offer->chunk + one % offer->chunk;
+        blocks[one] = slots[one / chunk] * chunk + one % chunk;
     PyObject *hosts = blocks == NULL ? PyErr_NoMemory() : packed(blocks, count);
     PyMem_Free(blocks);
     return hosts;
@@ -437,7 +434,9 @@ static PyObject *plan_store(Offer *offer, PyObject *owners, PyObject *keys)
     PyObject *const values[] = {owners, keys, slots, blocks, python.empty_text, runs};
     if (slots != NULL && blocks != NULL && runs != NULL)
         ended = emitted(offer->call, python.kinds[KIND_StorePlanned], values, 6);
-    if (ended != NULL && (seq = of_ledger(offer->call, N_seq)) != NULL && (hosts = host_blocks(offer, slots)) != NULL)
+    if (ended != NULL)
+        hosts = offer->chunk == 1 ? owned(slots) : host_blocks(new_slots, offer->news, offer->chunk);
+    if (hosts != NULL && (seq = of_ledger(offer->call, N_seq)) != NULL)
         job = PyObject_CallFunctionObjArgs(of_python.job_made, seq, python.store, blocks, hosts, NULL);
     Py_XDECREF(slots);
     Py_XDECREF(blocks);

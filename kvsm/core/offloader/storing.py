@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from enum import Enum
 from itertools import accumulate, chain
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -131,8 +131,7 @@ def store(
     keys = keys_of("store", keys)
     if type(again) not in (tuple, set, frozenset):
         again = integers("store", "again", cast(Sequence[int], again))
-    if type(spared) not in (tuple, set, frozenset):
-        spared = integers("store", "spared", cast(Sequence[int], spared))
+    spared = _spared(core, "store", spared)
     owners, parents = owners_of("store", owners, len(keys)), parents_of("store", parents)
     return _store(core, "store", owners, keys, device_blocks, again, parents, spared, required)
 
@@ -233,8 +232,7 @@ def import_blocks(
     keys = keys_of("import_blocks", keys)
     owners, parents = owners_of("import_blocks", owners, len(keys)), parents_of("import_blocks", parents)
     source = source_name("import_blocks", source)
-    if type(spared) not in (tuple, set, frozenset):
-        spared = integers("import_blocks", "spared", cast(Sequence[int], spared))
+    spared = _spared(core, "import_blocks", spared)
     ledger = core.ledger
     found = ledger.index.find(keys)
     resident = _first_places(found, [slot is not None and ledger.readable(slot) for slot in found])
@@ -285,6 +283,16 @@ def adopt_blocks(core: EventEmitter, keys: Sequence[bytes], slots: Sequence[int]
     for worker in range(core.config.workers):
         core.emit(ev.WorkerReported, transfer, worker, True)
     core.flush_log(LogFlush.RESTARTED)
+
+
+def _spared(core: EventEmitter, call: str, spared: Collection[int]) -> Sequence[int]:
+    """Check the slots that are not evicted for an offer."""
+    if not spared and type(spared) is tuple:
+        return spared
+    slots: Any = tuple(spared) if isinstance(spared, Set) else spared
+    return listed(
+        checked_ids(core, call, "spared", slots, core.config.host_blocks, "slot {} is not one of the {}")
+    )
 
 
 def _check_chunks(call: str, sources: IdArray, chunk: int) -> None:
