@@ -281,6 +281,7 @@ _CLOSEST = {
     "msgpack.c": "tests/core/ledger/test_frozen_state.py",
     "saving.c": "tests/check/worlds/test_saving.py",
     "slot_queue.c": "tests/core/policies/test_slot_queue.py",
+    "storing.c": "tests/core/native/test_native_calls.py",
 }
 """C file -> cheap tests in which most of its mutants fail: they run before all other judges."""
 _NOT = "not tables_are_those and not environment_chooses and not left_to_python_are_those"

@@ -35,6 +35,7 @@ HAVE_TWO_BODIES = (
     "kvsm.core.offloader.emitter",
     "kvsm.core.offloader.matching",
     "kvsm.core.offloader.offloader",
+    "kvsm.core.offloader.storing",
     "kvsm.core.offloader.transferring",
     "kvsm.core.policies.",
     "kvsm.explain.verify.book",

@@ -253,8 +253,8 @@ CONFIG = OffloadConfig(host_blocks=40, device_blocks=100)
 
 
 def matched(core: Offloader) -> Offloader:
-    """A new core gets some stored blocks, a store and a load in flight, a match that is not loaded, and a store
-    that is only planned."""
+    """A new core gets some stored blocks, a store and a load in flight, a match that is not loaded, and a
+    store that is only planned."""
     for keys, blocks in ((KEYS[:20], range(20)), (KEYS[20:22], range(20, 22))):
         job = core.prepare_store("r", keys, blocks).job
         assert job is not None
@@ -397,7 +397,7 @@ CONTAINERS: list[Callable[[], Scene]] = [
 """Calls that enter no other Python function: CPython itself leaks references if it gets no memory for a
 function's frame, and from 3.13 on the objects of an unfinished comprehension."""
 CORES: list[Callable[[], Scene]] = [
-    # With the Python body, too, `end_step` leaves a reference to the core if Python finds no memory for a frame.
+    # With the Python body, too, `end_step` leaves a reference to the core if there is no memory for a frame.
     *(
         lambda call=call: core_scene(call, lambda: Offloader(CONFIG))
         for name, call in CALLS.items()

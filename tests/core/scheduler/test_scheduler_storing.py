@@ -1048,13 +1048,14 @@ def test_store_policy_pool_full_is_not_offered_again_until_something_has_changed
     plan = hand.step(request)
     assert blocks_stored(plan) == [0]
     offers = []
-    store = Offloader.store
+    core = hand.scheduler.offloader
+    store = core.store
 
     def counted(*arguments: Any, **named: Any) -> Any:
         offers.append(arguments)
         return store(*arguments, **named)
 
-    monkeypatch.setattr(Offloader, "store", counted)
+    monkeypatch.setattr(core, "store", counted)
     hand.step()
     hand.step()
     assert offers == []
