@@ -326,9 +326,9 @@ def statistics(spent: Counter[str], count: int, unit: str) -> Figures:
     return {f"get_kv_connector_stats, us a {unit}": spent["statistics"] / count}
 
 
-def alone(engine: Engine) -> Figures:
-    """Requests of 32 blocks, one after the other: the engine is empty between two of them."""
-    count, tokens = 64, 32 * BLOCK_TOKENS + 8
+def alone(engine: Engine, *, blocks: int = 32) -> Figures:
+    """Requests that miss, one after the other: the engine is empty between two of them."""
+    count, tokens = 64, blocks * BLOCK_TOKENS + 8
 
     def serve(first: int) -> None:
         for number in range(first, first + count):
@@ -499,6 +499,10 @@ SCENARIOS = {
         host_blocks=1 << 14,
     ),
     "match": Scenario("A hit of 128 blocks, from the match to the end of the request", matching),
+    "miss": Scenario(
+        "A prompt of one block that misses, from the match to the end of the request, one at a time",
+        lambda engine: alone(engine, blocks=1),
+    ),
     **{
         f"alone-{slots}": Scenario(
             f"Requests of 32 blocks, one at a time, into {slots:,} slots",
