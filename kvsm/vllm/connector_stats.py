@@ -52,25 +52,25 @@ class KvsmStats(KVConnectorStats):
 
     data: dict[str, dict[str, Any]]
 
-    def count(self, name: str, labels: Series, more: float) -> None:
-        """Add to a counter, or to a part of a histogram."""
-        if more:
-            series, joined = self.data.setdefault(name, {}), ",".join(labels)
-            series[joined] = series.get(joined, 0) + more
+    def grow(self, name: str, grown: dict[str, float]) -> None:
+        """Add to a counter or a histogram. grown: label values, joined with commas -> growth."""
+        series = self.data.setdefault(name, {})
+        for labels, more in grown.items():
+            series[labels] = series.get(labels, 0) + more
 
-    def gauge(self, name: str, labels: Series, pool: str, value: float) -> None:
-        """Set a gauge of this host pool."""
-        self.data.setdefault(name, {}).setdefault(",".join(labels), {})[pool] = value
+    def gauge(self, name: str, labels: str, pool: str, value: float) -> None:
+        """Set a gauge of this host pool. labels: its label values, joined with commas."""
+        self.data.setdefault(name, {}).setdefault(labels, {})[pool] = value
 
     def aggregate(self, other: KVConnectorStats) -> KvsmStats:
         """Add the statistics of another process or step."""
         for name, series in other.data.items():
+            if name in ADDED:
+                self.grow(name, series)
+                continue
             for labels, value in series.items():
-                if name in ADDED:
-                    self.count(name, (labels,), value)
-                else:
-                    for pool, of_pool in value.items():
-                        self.gauge(name, (labels,), pool, of_pool)
+                for pool, of_pool in value.items():
+                    self.gauge(name, labels, pool, of_pool)
         return self
 
     def reset(self) -> None:
@@ -106,26 +106,34 @@ class Growth:
         sent, self._sent = self._sent, values
         for name, value in values.items():
             if name in ADDED and value != (before := sent.get(name)):
-                for labels, more in _grown(before, value):
-                    stats.count(name, labels, more)
+                grown = _grown(before, value)
+                if grown:
+                    stats.grow(name, grown)
 
 
-def _grown(before: Any, value: Any) -> Iterator[tuple[Series, float]]:
-    """Yield the growth of each number that has changed: (its labels, growth). before: None is 0."""
+def _grown(before: Any, value: Any) -> dict[str, float]:
+    """Return the growth of each number that has changed, by its label values, joined with commas.
+
+    before: None is 0.
+    """
     if isinstance(value, HistogramValue):
         counts = repeat(0) if before is None else before.counts
-        for place, (times, earlier) in enumerate(zip(value.counts, counts)):
-            if times != earlier:
-                yield (str(place),), times - earlier
-        yield (SUM,), value.sum - (0 if before is None else before.sum)
-    elif isinstance(value, dict):
-        for label, of_label in value.items():
-            earlier = None if before is None else before.get(label)
-            if of_label != earlier:
-                for labels, more in _grown(earlier, of_label):
-                    yield (label, *labels), more
-    else:
-        yield (), value - (before or 0)
+        numbers = enumerate(zip(value.counts, counts))
+        grown: dict[str, float] = {
+            str(place): now - earlier for place, (now, earlier) in numbers if now != earlier
+        }
+        if more := value.sum - (0 if before is None else before.sum):
+            grown[SUM] = more
+        return grown
+    if not isinstance(value, dict):
+        return {"": more} if (more := value - (before or 0)) else {}
+    grown = {}
+    for label, of_label in value.items():
+        earlier = None if before is None else before.get(label)
+        if of_label != earlier:
+            for labels, more in _grown(earlier, of_label).items():
+                grown[f"{label},{labels}" if labels else label] = more
+    return grown
 
 
 STATS_INTERVAL_S = 1.0
@@ -175,26 +183,26 @@ class StatsSource:
         stats = KvsmStats()
         if self._facts is not None:
             # Not one value for each host pool: pools with the same facts share this value, which is 1.
-            stats.gauge("config_info", tuple(str(self._facts[name]) for name in FACTS), "", 1)
+            stats.gauge("config_info", ",".join(str(self._facts[name]) for name in FACTS), "", 1)
             self._facts = None
         values = {**self._metrics.values(), **self._metrics.gauges(), **self._beside()}
         self._growth.add(stats, values)
-        for name, labels in _GAUGES:
-            value = values.get(name)
-            for label in labels if value is not None else ():
-                value = value[label]
-            if value is not None:
-                stats.gauge(name, labels, self._pool, value)
+        for name, labels, joined in _GAUGES:
+            if name in values:
+                value = values[name]
+                for label in labels:
+                    value = value[label]
+                stats.gauge(name, joined, self._pool, value)
         return stats
 
 
 _GAUGES = [
-    (name, tuple(labels))
+    (name, tuple(labels), ",".join(labels))
     for name, metric in EXPORTED.items()
     if name not in ADDED
     for _, *labels in metric.series()
 ]
-"""Each number of each gauge: (metric, its labels)."""
+"""Each number of each gauge: (metric, its label values, these joined with commas)."""
 
 
 def histograms(name: str, series: Mapping[str, float]) -> Iterator[tuple[Series, float, int]]:

@@ -61,8 +61,8 @@ def test_a_connector_and_a_recording_export_side_by_side(children: tuple[Mapping
     """Both have the metrics of a log, and Prometheus refuses a name that is registered twice."""
     prom = exporter(*children)
     of_connector, of_recording = KvsmStats(), OffloadingConnectorStats()
-    of_connector.count("blocks_stored", (), 3)
-    of_connector.count("log_events_dropped", (), 4)
+    of_connector.grow("blocks_stored", {"": 3})
+    of_connector.grow("log_events_dropped", {"": 4})
     of_recording.increase_counter("vllm:kvsm_log_events_dropped", 5)
     prom.observe({"OffloadingConnector": of_recording.data, "KvsmConnector": of_connector.data})
     assert exported("vllm:kvsm_log_events_dropped_total") == 5
@@ -74,7 +74,7 @@ def test_a_connector_alone_has_the_documented_names() -> None:
     """Also beside the exporter of another engine in this process."""
     other, prom = exporter(CONNECTOR), exporter(CONNECTOR)
     stats = KvsmStats()
-    stats.count("blocks_stored", (), 3)
+    stats.grow("blocks_stored", {"": 3})
     other.observe({"KvsmConnector": stats.data})
     prom.observe({"KvsmConnector": stats.data})
     assert exported("vllm:kvsm_blocks_stored_total") == 6
@@ -84,7 +84,7 @@ def test_a_connector_alone_has_the_documented_names() -> None:
 def test_an_engine_that_follows_another_one_in_its_process_exports_too() -> None:
     """vLLM unregisters what the engine before has registered. Some names may be a `RecordingSpec`'s then."""
     stats = KvsmStats()
-    stats.count("log_events_dropped", (), 3)
+    stats.grow("log_events_dropped", {"": 3})
     exporter(CONNECTOR).observe({"KvsmConnector": stats.data})
     unregister_vllm_metrics()
     for times in (1, 2):
