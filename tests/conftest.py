@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -24,6 +25,10 @@ settings.load_profile("kvsm")
 # Collecting makes half a million objects, and hardly one of them is garbage. Looking through them again and
 # again was a third of the time that collecting took.
 gc.disable()
+
+# Tests start hundreds of processes, and each would compile kvsm for itself. So would each worker all tests.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # What is begun in the background of a script ignores Ctrl-C, and so do its children. The tests send it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
