@@ -84,7 +84,7 @@ def test_a_new_life_that_does_not_sync_names_is_seen(monkeypatch: pytest.MonkeyP
 
 def _found_by_walk(expected: Property) -> str:
     """Return the message of what a walk finds."""
-    failure = walk(lambda _random: FailingLogWorld(LIMITED), 1, runs=20).failure
+    failure = walk(lambda _random: FailingLogWorld(LIMITED), 2, runs=20).failure
     assert failure is not None
     assert failure.finding.property is expected
     return failure.finding.message
