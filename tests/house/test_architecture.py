@@ -157,7 +157,7 @@ def test_a_class_name_means_one_thing() -> None:
     """No two classes of the package share a name."""
     places = defaultdict(set)
     for path in sorted((ROOT / "kvsm").rglob("*.py")):
-        for node in nodes_of(path):
-            if isinstance(node, ast.ClassDef):
-                places[node.name].add(str(path.relative_to(ROOT)))
+        code = re.sub(r'(?s)""".*?"""', "", path.read_text(encoding="utf-8"))
+        for name in re.findall(r"^ *class (\w+)[(:]", code, re.MULTILINE):
+            places[name].add(str(path.relative_to(ROOT)))
     assert {name: sorted(files) for name, files in places.items() if len(files) > 1} == {}
