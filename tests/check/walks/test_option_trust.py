@@ -16,6 +16,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
+from examples import examples
 from kvsm.check.vllm_fuzz.shape import EngineShape
 from kvsm.check.walks import option_trust
 from kvsm.check.walks.failures import SavedFailure
@@ -76,7 +77,7 @@ def test_a_field_that_nobody_has_judged_is_refused(monkeypatch: pytest.MonkeyPat
 
 def test_what_targets_draw_themselves_needs_no_leave() -> None:
     for target in TARGETS:
-        for run in range(20):
+        for run in range(examples(20, least=4)):
             options = draw_case(target, random_of(3, run)).options
             refuse_named(options, {})
             assert allowing(options) == ""

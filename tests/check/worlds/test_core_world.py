@@ -72,7 +72,7 @@ def test_the_core_keeps_every_promise_while_its_policy_refuses_blocks(policy: st
         logs.append(drawn.events)
         return drawn
 
-    result = walk(world, seed=20, operations=15_000)
+    result = walk(world, seed=20, operations=examples(15_000, least=5_000))
     assert result.failure is None, result.failure
     skips = [event for log in logs for event in log if isinstance(event, StoreSkipped)]
     assert any(skip.reason is SkipReason.NOT_ADMITTED for skip in skips)
@@ -82,8 +82,8 @@ def test_a_walk_meets_every_event_and_nearly_every_edge() -> None:
     """The events and edges that it cannot reach are listed here, so that no other is missed unnoticed."""
     forget()
     kinds = set()
-    for run in range(160):
-        world, _ = walked(draw_options(random_of(6, run)), run, 600)
+    for run in range(120):
+        world, _ = walked(draw_options(random_of(7, run)), run, 600)
         kinds |= {type(event) for event in world.events}
     others = {HintAnswered, TimesMeasured, SlowHitFound}
     assert kinds == set(KINDS) - others, "the targets `hints` and `slow-loads` walk them"

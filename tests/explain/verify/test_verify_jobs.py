@@ -28,7 +28,7 @@ from replay_life import (
 )
 from verified_parts import OneAfterTheOther, cut, in_one_pass, in_parts
 
-from examples import seeds_of_today
+from examples import examples, seeds_of_today
 from kvsm import events as ev
 from kvsm.cli import main
 from kvsm.core.ledger import Ledger
@@ -64,7 +64,7 @@ def _no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
 # Good logs.
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(OPERATIONS, CONFIGS, st.data())
 def test_a_good_log_is_good_in_parts_wherever_they_begin(
     operations: Operations, config: dict[str, Any], data: st.DataObject
@@ -215,7 +215,7 @@ def test_a_store_that_failed_parts_ago_lets_cursors_go_back_and_another_does_not
 @pytest.mark.parametrize(
     "seeds",
     [
-        pytest.param(range(40), id="fast"),
+        pytest.param(range(examples(40, least=20)), id="fast"),
         pytest.param(seeds_of_today(1_000), id="slow", marks=pytest.mark.slow),
     ],
 )

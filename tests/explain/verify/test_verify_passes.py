@@ -13,7 +13,7 @@ import pytest
 from changed_logs import changed, read_plain, write_plain
 from replay_life import Life, full_life, key, random_life, written
 
-from examples import seeds_of_today
+from examples import examples, seeds_of_today
 from kvsm import events as ev
 from kvsm.core import native
 from kvsm.core.kv_events import Publisher
@@ -38,7 +38,7 @@ def answer(log: Path, every: int | None = None) -> Verification | str:
 @pytest.mark.parametrize(
     "seeds",
     [
-        pytest.param(range(40), id="fast"),
+        pytest.param(range(examples(40, least=20)), id="fast"),
         pytest.param(seeds_of_today(1_000), id="slow", marks=pytest.mark.slow),
     ],
 )

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from native_twins import walked, walked_in_arrays
 from replay_life import Life, random_life
 
+from examples import examples
 from kvsm.check.worlds.core_options import draw_options
 from kvsm.core.kv_events import Publisher
 from kvsm.core.ledger import Ledger, Provenance
@@ -24,7 +25,7 @@ from kvsm.properties import Property
 # Good events.
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(0, 2**32), st.booleans())
 def test_walks_of_any_core_are_followed(seed: int, arrays: bool) -> None:
     """Each policy, chunk and number of workers; batches of ids that are tuples, and arrays of numpy.

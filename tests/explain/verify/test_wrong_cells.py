@@ -17,6 +17,7 @@ from changed_logs import PlainLog, copied, read_plain, write_plain
 from replay_life import Life, key, random_life, written
 from wrong_states import CHANGES, Change, put, saved
 
+from examples import examples
 from kvsm.core.kv_events import KeysChanged, Publisher
 from kvsm.core.ledger import Ledger
 from kvsm.core.ledger.snapshot import SavedLedger
@@ -24,7 +25,7 @@ from kvsm.errors import KvsmError
 from kvsm.events import OffloadingEvent
 from kvsm.explain.story import Verification, verify_log
 
-TRIED = 4
+TRIED = examples(4, least=2)
 """States in which each kind of cell is made wrong."""
 
 SNAPSHOT = 9
