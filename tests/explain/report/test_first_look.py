@@ -28,10 +28,6 @@ from kvsm.explain.tables.opened import open as open_log
 
 @pytest.fixture(scope="module")
 def failing(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return failing_for_a_while(tmp_path_factory.mktemp("look") / "log")
-
-
-def failing_for_a_while(directory: Path) -> Path:
     """A rank fails each second copy between 60 s and 90 s. The log has several segments."""
 
     def script(copying: Copying) -> Outcome:
@@ -39,14 +35,14 @@ def failing_for_a_while(directory: Path) -> Path:
         return Outcome(copying.usual_ms, "lost link" if bad else "")
 
     options: dict[str, Any] = {"device_blocks": 800, "writer": {"segment_bytes": 1 << 16}}
+    directory = tmp_path_factory.mktemp("look") / "log"
     return Rig(directory, 1, chats(500, 1), script=script, **options).serve().close()
 
 
-@pytest.mark.parametrize(
-    "make", [failing_for_a_while, INCIDENTS["preemption_storm"]], ids=["fails", "preempts"]
-)
-def test_its_counts_are_those_of_the_tables(make: Any, tmp_path: Path) -> None:
-    directory = make(tmp_path / "log")
+@pytest.mark.parametrize("incident", ["fails", "preempts"])
+def test_its_counts_are_those_of_the_tables(incident: str, failing: Path, tmp_path: Path) -> None:
+    preempts = incident == "preempts"
+    directory = INCIDENTS["preemption_storm"](tmp_path / "log") if preempts else failing
     look = first_look(directory).whole
     with open_log(directory) as log:
         found = make_report(log, verify=False)

@@ -274,7 +274,7 @@ def test_a_head_with_another_state_is_found_in_whatever_segment(tmp_path: Path) 
 def test_gaps_missing_segments_and_torn_ends_are_answered_alike(tmp_path: Path) -> None:
     """Whatever is missing in a log of several segments."""
     gapped(tmp_path / "gapped")
-    random_life(8, 500, tmp_path / "killed", writer={"segment_bytes": 1500}).kill()
+    random_life(8, 250, tmp_path / "killed", writer={"segment_bytes": 1500}).kill()
     for log in (tmp_path / "gapped", tmp_path / "killed"):
         whole = segments(log)
         assert in_parts(log) == in_one_pass(log)
