@@ -154,7 +154,7 @@ def test_an_object_of_a_class_that_makes_none_is_not_loaded() -> None:
 @needs_native
 def test_saving_and_loading_keeps_no_memory() -> None:
     """Even one leaked object of the smallest size would take 28 bytes per call."""
-    saver, world, times = saver_of(), walked(SMALL, 2), 1000
+    saver, world, times = saver_of(), walked(SMALL, 2), 400
     saved = saver.save(world)
     taken = []
     tracemalloc.start()

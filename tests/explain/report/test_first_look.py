@@ -36,7 +36,7 @@ def failing(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     options: dict[str, Any] = {"device_blocks": 800, "writer": {"segment_bytes": 1 << 16}}
     directory = tmp_path_factory.mktemp("look") / "log"
-    return Rig(directory, 1, chats(500, 1), script=script, **options).serve().close()
+    return Rig(directory, 1, chats(350, 1), script=script, **options).serve().close()
 
 
 @pytest.mark.parametrize("incident", ["fails", "preempts"])
@@ -248,7 +248,7 @@ def test_a_segment_that_retention_deletes_meanwhile_is_passed_over(
     listed[0].unlink()
     monkeypatch.setattr("kvsm.explain.story.mentions.segment_paths", lambda _: listed)
     monkeypatch.setattr(module, "segment_paths", lambda _: listed)
-    assert mentions(large, "r400") is not None
+    assert mentions(large, "r300") is not None
     assert first_look(large).first == int(listed[1].stem)
 
 
