@@ -59,6 +59,23 @@ AREAS = {
         ),
         ("tests/check/worlds", "tests/museum/test_museum_worlds.py"),
     ),
+    "second counts": Area(
+        (
+            "kvsm/check/worlds/*_oracles.py",
+            "kvsm/check/worlds/past_*.py",
+            "kvsm/check/worlds/declined_hits.py",
+            "kvsm/check/worlds/fair_service.py",
+        ),
+        (
+            "tests/check/worlds/test_fair_service.py",
+            "tests/check/worlds/test_metric_oracles.py",
+            "tests/check/worlds/test_report_oracles.py",
+            "tests/check/worlds/test_table_oracles.py",
+            "tests/check/worlds/test_tier_served.py",
+            "tests/check/worlds/test_timed_serving.py",
+            "tests/core/scheduler/test_declined_hits.py",
+        ),
+    ),
     "vllm": Area(
         (
             # These three need no vLLM. Without it, give `--only` with them.

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from kvsm.check.conformance.cells import Member, ProtocolCells
-from kvsm.check.conformance.formulas import demands, variables_read
+from kvsm.check.conformance.formulas import demands
 from kvsm.check.protocol.terms import (
     Add,
     After,
@@ -249,7 +249,7 @@ class ExpressionWriter:
         """`s = term`."""
         if isinstance(wanted, Equal):
             for one, other in ((wanted.left, wanted.right), (wanted.right, wanted.left)):
-                if one == param and self._is_given(other, param):
+                if one == param and param not in other.free_params:
                     self.namespace["one_member"] = _one_member
                     return f"one_member({self.said(other)})"
         return None
@@ -262,7 +262,7 @@ class ExpressionWriter:
                     isinstance(one, Read)
                     and one.indices == (param,)
                     and isinstance(one.variable.domain, OneOf)
-                    and self._is_given(other, param)
+                    and param not in other.free_params
                 ):
                     name = one.variable.name
                     self.cells[name].index()
@@ -317,9 +317,6 @@ class ExpressionWriter:
             f"{{{named(param)} for {named(wanted.param)} in {domain}{first} "
             f"for {named(param)} in {reached}{then}}}"
         )
-
-    def _is_given(self, term: Term, param: Param) -> bool:
-        return param not in term.free_params and variables_read(term) <= self.cells.keys()
 
 
 def _one_member(value: Any) -> tuple[Any, ...]:

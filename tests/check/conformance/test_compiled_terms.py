@@ -17,6 +17,7 @@ from kvsm.check.protocol.terms import (
     TRUE,
     Action,
     Assign,
+    Const,
     Declaration,
     Each,
     Effect,
@@ -25,17 +26,20 @@ from kvsm.check.protocol.terms import (
     Forget,
     If,
     IndexSet,
+    InState,
     OneOf,
     Param,
     Term,
     Total,
     Truth,
     Variable,
+    Words,
     all_of,
     any_of,
     for_all,
     number,
 )
+from kvsm.states.transfer import TRANSFER, TransferState
 
 BOX, BALL = IndexSet("box", 2), IndexSet("ball", 2)
 INSIDE = Variable("inside", "The box of a ball.", (BALL,), OneOf(BOX))
@@ -68,6 +72,12 @@ EFFECTS: dict[str, Effect] = {
     ),
     "to the initial value": Each(x, (Assign(TIED[x], TIED.domain.none),)),
 }
+WORDS = Words(TRANSFER, (1, 0), (1, 1), frozenset(TransferState))
+COPY = Variable("copy", "The transfer of a ball.", (BALL,), WORDS)
+MOVE = Variable("move", "The transfer of a ball to a box.", (BALL, BOX), WORDS)
+NEAR = Variable("near", "Whether a ball is near a box.", (BALL, BOX), Truth())
+NEXT = Variable("next", "The box after a box, for a ball.", (BALL, BOX), OneOf(BOX))
+
 c, z = Param("c", BOX), Param("z", BALL)
 EMPTIED = Forget((c,), OPEN[c], ForAll(x, INSIDE[x].differs(c)), "An empty box is closed.")
 UNTIED = Forget((z,), TIED[z], Exists(c, OPEN[c] & ~RED[z] & INSIDE[z].differs(c)), "It is drawn into c.")
@@ -77,9 +87,13 @@ SETTLED = all_of(
 """Nothing is left that should be forgotten, as after every action."""
 
 
-def toy(guard: Term, *effects: Effect, forgets: tuple[Forget, ...] = ()) -> Declaration:
+def toy(
+    guard: Term,
+    *effects: Effect,
+    forgets: tuple[Forget, ...] = (),
+    variables: tuple[Variable, ...] = (INSIDE, TIED, RED, OPEN),
+) -> Declaration:
     action = Action("act", "", (b,), guard, effects)
-    variables = (INSIDE, TIED, RED, OPEN)
     return Declaration("toy", "", (BOX, BALL), variables, (action,), forgets, (), (), TRUE, number(0))
 
 
@@ -115,6 +129,12 @@ def test_effects_and_what_is_then_forgotten_are_the_declared_ones(name: str) -> 
     assert compare(toy(SETTLED, EFFECTS[name], forgets=(EMPTIED, UNTIED)), 5) > 10
 
 
+def test_a_word_is_compared_if_its_variable_is_the_first_one() -> None:
+    """The words of a machine are those of the first variable that has them."""
+    after = Exists(x, COPY[x].equals(Const(COPY.domain, 1)))
+    assert compare(toy(after, Assign(OPEN[b], TRUE), variables=(COPY, OPEN))) > 10
+
+
 # What cannot be compiled is refused, and not compiled to something else.
 
 
@@ -141,3 +161,17 @@ def test_members_without_a_bound_that_have_the_initial_value_are_not_searched() 
     """The cells hold only what differs from the initial value, so the search would miss them."""
     initial = Exists(x, RED[x].equals(FALSE))
     assert refused(toy(initial, Assign(OPEN[b], TRUE)), bounded=False).startswith("nothing leads to")
+
+
+@pytest.mark.parametrize(
+    "demand",
+    [
+        InState(MOVE[x, b], (TransferState.SUBMITTED,)),
+        NEAR[x, b].equals(TRUE),
+        NEXT[x, b].equals(b),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_members_without_a_bound_are_not_searched_among_cells_of_several_members(demand: Term) -> None:
+    declared = toy(Exists(x, demand), Assign(OPEN[b], TRUE), variables=(OPEN, MOVE, NEAR, NEXT))
+    assert refused(declared, bounded=False).startswith("nothing leads to")

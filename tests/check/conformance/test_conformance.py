@@ -173,6 +173,26 @@ def test_a_log_that_begins_in_the_middle_is_followed_like_a_whole_one(seed: int,
         assert first_mismatch(life.config, life.events[skipped:], 10, middle, conformance) is None
 
 
+@pytest.mark.parametrize("chunk", [1, 2])
+def test_what_is_in_flight_is_known_from_the_middle_on(chunk: int, conformance: MakeConformance) -> None:
+    """The reports of each transfer, and in the offload protocol the keys that its device blocks hold."""
+    life = Life(blocks_per_chunk=chunk, workers=2)
+    core = life.core
+    core.arrive("r")
+    for first in (0, 2):
+        wanted = [key(first), key(first + 1)]
+        job = core.prepare_store("r", wanted, [block for one in wanted for block in life.home(one)]).job
+        assert job is not None
+        core.submit([job.transfer])
+        core.report(job.transfer, 0, first > 0, "" if first else "no room")
+    whole = ProtocolFollower(Ledger(life.config), conformance(life.config))
+    assert [one for event in life.events if (one := whole.follow(event))] == []
+    middle = ProtocolFollower(restore(snapshot(core.ledger)), conformance(life.config))
+    for name in ("report", "key") if "key" in whole.shadow.cells else ("report",):
+        assert middle.shadow.cells[name].values == whole.shadow.cells[name].values, name
+        assert len(middle.shadow.cells[name].values) > 0, name
+
+
 def walks(seeds: range, actions: int) -> Iterator[tuple[OffloadConfig, Sequence[OffloadingEvent]]]:
     for seed in seeds:
         world, _ = walked(draw_options(Random(seed)), seed, actions)

@@ -437,11 +437,30 @@ def test_two_slots_of_one_key_are_both_named() -> None:
     assert violation.slots == (0, 1)
 
 
-def test_a_request_that_only_the_list_of_waits_has_is_left_at_rest() -> None:
+@pytest.mark.parametrize("requests", ["requests", "deferred"])
+def test_a_request_in_either_list_is_left_at_rest(requests: str) -> None:
     """Progress (S9)."""
     ledger = busy_life().drain().core.ledger
-    ledger.deferred["gone"] = RequestRecord("gone")
+    getattr(ledger, requests)["gone"] = RequestRecord("gone")
     assert [violation.property for violation in check_rest(ledger)] == [Property.PROGRESS]
+
+
+def test_a_transfer_that_has_ended_is_not_kept() -> None:
+    """Stale reports (S5): all workers have reported it, so its counts are right."""
+    ledger = busy_life().core.ledger
+    store = ledger.transfers[submitted_store(ledger)]
+    store.word, store.reported = TRANSFER_WORDS.encode(TransferState.COMPLETED), 3
+    said = [violation.message for violation in check_ledger(ledger)]
+    assert any(f"is kept as live transfer {store.id}" in message for message in said), said
+
+
+def test_all_device_blocks_with_a_wrong_lease_are_named() -> None:
+    ledger = busy_life().core.ledger
+    for block in (3, 4):
+        write(ledger.leases, block, LEASE_WORDS.encode(LeaseState.READING, (2,)))
+    (violation,) = check_ledger(ledger)
+    assert violation.device_blocks == (3, 4)
+    assert "device block 3 READING(readers=2), device block 4 READING(readers=2): " in violation.message
 
 
 def test_every_check_is_broken_by_some_damage() -> None:
