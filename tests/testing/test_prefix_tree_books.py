@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kvsm.check.worlds.check_counts import taken_counts
 from kvsm.errors import PropertyBroken
 from kvsm.properties import Property
 from kvsm.testing.block_history import BlockHistory
@@ -128,3 +129,14 @@ def test_wrong_words_are_named_by_their_prefix(other: tuple[int, ...], said: str
         one.read("r", Q, 0, words[other], history)
     assert caught.value.property is Property.CORRECT_BYTES
     assert f"{said} {other}" in caught.value.message
+
+
+def test_reads_of_blocks_that_a_reset_removed_are_counted() -> None:
+    """Reads of other blocks do not show whether stale data is found."""
+    one, history = books(), BlockHistory(UnderTest())
+    taken_counts()
+    one.read("r", P, 0, one.word(P), history)
+    assert {property for property, _ in taken_counts()} == {Property.CORRECT_BYTES}
+    one.reset()
+    one.read("r", P, 0, one.word(P), history)
+    assert {property for property, _ in taken_counts()} == {Property.CORRECT_BYTES, Property.NO_STALE_DATA}
