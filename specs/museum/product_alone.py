@@ -4,13 +4,13 @@
     PYTHONPATH=specs:tests/support python -m museum.product_alone --results alone.jsonl --mutants all mutants
     PYTHONPATH=specs:tests/support python -m museum.product_alone --results alone.jsonl B17 M02   these two
 
-The commands of a search are `commands_of(seed)`: about four minutes of CPU time if none finds the bug. The
-same commands run for each bug, in the same order, with fixed numbers of runs and states, and the first
-failure ends the search. Each target is walked by a command of its own, so a new target changes no earlier
-result. Each of `SEEDS` is used, because one seed may find a bug by luck. No scene, world, prompt or scope of
-`specs/museum` is used. A command that uses more than `CPU_SECONDS` of CPU time is stopped, and counts as
-having found nothing. `museum.alone` and `mutants.alone` have the results. Mutants of the adapters, which need
-vLLM, are not searched for.
+The commands of a search are `commands_of(seed)`: about six minutes of CPU time if none finds the bug. The
+same commands run for each bug, with fixed numbers of runs and states, and the first failure ends the search.
+For a mutant, the commands that run its part of kvsm come first (`NEAREST`). Each target is walked by a
+command of its own, so a new target changes no earlier result. Each of `SEEDS` is used, because one seed may
+find a bug by luck. No scene, world, prompt or scope of `specs/museum` is used. A command that uses more than
+`CPU_SECONDS` of CPU time is stopped, and counts as having found nothing. `museum.alone` and `mutants.alone`
+have the results. Mutants of the adapters, which need vLLM, are not searched for.
 
 Each result is appended to the file. A command does not run again if its result is in the file.
 """
@@ -21,6 +21,7 @@ import argparse
 import json
 import re
 import resource
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from multiprocessing import get_context
@@ -72,12 +73,28 @@ RUNS = {
 """Target of `kvsm fuzz` -> the number of its runs: about 10 s of CPU time each."""
 CHECK = ("check", "--jobs", "1", "--json")
 SCOPES = tuple(
-    ("check", model, "--scope", scope, "--states", "1000", "--jobs", "1", "--json")
-    for model in ("tiers", "serving")
+    ("check", model, "--scope", scope, "--states", states, "--jobs", "1", "--json")
+    for model, states in (("tiers", "1000"), ("serving", "1000"), ("threads", "5000"))
     for scope in MODELS[model].scopes
-    if not re.match(r"small$|full|pairs-|triples-", scope)
+    if not re.search(r"small$|^full|^pairs-|^triples-|-lines$", scope)
 )
-"""The scopes that a plain `kvsm check` does not run, except the largest and the generated ones."""
+"""The scopes that a plain `kvsm check` does not run, except the largest and the generated ones. Scopes of
+threads in which each line is a step are not run, either."""
+NEAREST = {
+    "the scheduler side": ("layers", "serving", "whole", "hints"),
+    "the core and its policies": ("core", "skewed-core", "policies", "tiers", "serving"),
+    "the fold": ("core", "audited", "tiers", "eras"),
+    "the disk tier": ("eras", "tiers", "disk", "whole", "threads"),
+    "saving and restoring": ("audited", "restored", "restarts", "serving"),
+    "the log": ("log-ahead", "restarts", "log", "core"),
+    "the checks": ("wrong-books", "audited"),
+    "workers, copy engines, events and restarts": (
+        *("workers", "restarts", "router", "hand-over", "copies", "threads"),
+    ),
+    "the hits that are served": ("layers", "serving", "whole"),
+    "durability, time and counts": ("log", "hand-over", "core", "threads"),
+}
+"""Part of kvsm -> the targets and models that run it, which come first in a search for a mutant of it."""
 
 
 def fuzz(target: str, seed: int) -> tuple[str, ...]:
@@ -91,13 +108,22 @@ def commands_of(seed: int) -> tuple[tuple[str, ...], ...]:
     return (*(fuzz(target, seed) for target in RUNS), CHECK, *SCOPES)
 
 
+def search_order(id: str, seed: int) -> tuple[tuple[str, ...], ...]:
+    """Return all commands of a search, for a mutant those in `NEAREST` first."""
+    commands = commands_of(seed)
+    nearest = NEAREST[MUTANTS[id].area] if id in MUTANTS else ()
+    first = [command for name in nearest for command in commands if name in command[1:3]]
+    return tuple(dict.fromkeys((*first, *commands)))
+
+
 class Tried(msgspec.Struct, frozen=True, kw_only=True):
     """The result of one command for one bug.
 
     command: its arguments, without those for output and processes.
     property: the property that it reports as broken; empty if it found nothing.
     target: the target of the walk, or the model with its scope, that found it.
-    steps: the length of the path to the failure; of a walk, after the reduction.
+    steps: the length of the path to the failure; of a walk, after the reduction, unless a mutant is searched
+        for: its walks are not reduced.
     effort: the number of operations of the walk, or of states of all models, until then.
     seconds: CPU time.
     cut: whether it was stopped after `CPU_SECONDS`.
@@ -126,18 +152,18 @@ def tried(id: str, command: Sequence[str]) -> Tried:
     began = _cpu_seconds()
     unrepeated = patch("kvsm.check.walks.repeated.differing_log", return_value=None)
     with unrepeated, nullcontext() if id == CLEAN else BUGS[id].put_back():
-        answers, code = _answers(command)
+        answers, code = _answers(command, reduce_seconds=0 if id in MUTANTS else 5)
     result = Tried(id=id, command=shown(command), effort=sum(map(_effort, answers)))
     if code is ExitCode.BROKEN:
         result = msgspec.structs.replace(result, **_failure(answers))
     return msgspec.structs.replace(result, seconds=round(_cpu_seconds() - began, 1))
 
 
-def _answers(command: Sequence[str]) -> tuple[list[dict[str, Any]], ExitCode]:
+def _answers(command: Sequence[str], reduce_seconds: int) -> tuple[list[dict[str, Any]], ExitCode]:
     """Run a command. Raises `RuntimeError` if it ends without an answer."""
     with TemporaryDirectory() as directory:
-        more = () if command[0] == "check" else ("--reduce-seconds", "5", "--log", f"{directory}/failure")
-        result = CliRunner().invoke(kvsm, [*command, *more])
+        of_a_walk = ("--reduce-seconds", str(reduce_seconds), "--log", f"{directory}/failure")
+        result = CliRunner().invoke(kvsm, [*command, *(() if command[0] == "check" else of_a_walk)])
     code = ExitCode(result.exit_code)
     if code not in (ExitCode.GOOD, ExitCode.BROKEN, ExitCode.UNDETERMINED):
         raise RuntimeError(f"{shown(command)} ended with exit code {code}: {result.output}")
@@ -166,66 +192,92 @@ def _cpu_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def in_a_process(id: str, command: Sequence[str]) -> Tried:
-    """Run a command in a forked process that ends after `CPU_SECONDS`."""
+def in_a_process(id: str, command: Sequence[str], limit: int) -> Tried:
+    """Run a command in a forked process that ends after `limit` seconds of CPU time."""
     processes = get_context("fork")
     here, there = processes.Pipe(duplex=False)
-    process = processes.Process(target=_send, args=(there, id, command))
+    process = processes.Process(target=_send, args=(there, id, command, limit))
     process.start()
     there.close()
     try:
         result: Tried | str = here.recv()
     except EOFError:  # killed at the limit
-        result = Tried(id=id, command=shown(command), seconds=CPU_SECONDS, cut=True)
+        result = Tried(id=id, command=shown(command), seconds=limit, cut=True)
     process.join()
     if isinstance(result, str):
         raise RuntimeError(result)
     return result
 
 
-def _send(there: Any, id: str, command: Sequence[str]) -> None:
-    used = int(_cpu_seconds())
-    resource.setrlimit(resource.RLIMIT_CPU, (used + CPU_SECONDS, used + CPU_SECONDS))
+def _send(there: Any, id: str, command: Sequence[str], limit: int) -> None:
+    until = int(_cpu_seconds()) + limit
+    resource.setrlimit(resource.RLIMIT_CPU, (until, until))
     try:
         there.send(tried(id, command))
     except Exception as error:
         there.send(f"{id}: {shown(command)}: {error}")
 
 
-def search_all(ids: Sequence[str], results: Path) -> None:
-    """Run each command for all bugs that the commands before it have not found, with each seed."""
-    for seed in SEEDS:
-        _search_with(seed, ids, results)
+def search_all(ids: Sequence[str], results: Path, limit: int = CPU_SECONDS) -> None:
+    """Run the first command of each bug and seed, then the second for those that it did not find, and so on.
 
-
-def _search_with(seed: int, ids: Sequence[str], results: Path) -> None:
-    commands = commands_of(seed)
+    A command that was stopped after less than `limit` seconds runs again.
+    """
+    searches = {(id, seed): search_order(id, seed) for seed in SEEDS for id in ids}
     known = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
-    texts = set(map(shown, commands))
-    found = {one["id"] for one in known if one["property"] and one["command"] in texts}
-    done = {(one["id"], one["command"]) for one in known}
-    for command in commands:
-        for id in ids:
-            if id in found or (id, shown(command)) in done:
+    done = {
+        (one["id"], one["command"]): bool(one["property"])
+        for one in known
+        if not one["cut"] or one["seconds"] >= limit
+    }
+    for rank in range(len(commands_of(SEEDS[0]))):
+        for (id, _), commands in searches.items():
+            if any(done.get((id, shown(command))) for command in commands):
                 continue
-            result = in_a_process(id, command)
-            found |= {id} if result.property else set()
+            if (id, shown(commands[rank])) in done:
+                continue
+            result = in_a_process(id, commands[rank], limit)
+            done[id, result.command] = bool(result.property)
             with results.open("a") as file:
                 file.write(msgspec.json.encode(result).decode() + "\n")
             print(msgspec.json.encode(result).decode(), flush=True)
 
 
 def rows(results: Path, seed: int) -> str:
-    """Return the rows of `museum.alone` and `mutants.alone` for a seed, from a file of results."""
-    texts = set(map(shown, commands_of(seed)))
-    known = map(json.loads, results.read_text().splitlines())
-    found = [one for one in known if one["property"] and one["command"] in texts]
-    names = {one.id: one.name for one in Property}
+    """Return the rows of `museum.alone` for a seed, from a file of results."""
     return "".join(
-        f'    "{one["id"]}": AloneBy("{one["command"]}", "{one["target"]}", '
-        f"Property.{names[one['property']]}, {one['steps']}, {one['effort']}),\n"
-        for one in sorted(found, key=lambda one: one["id"])
+        f'    "{one.id}": AloneBy("{one.command}", "{one.target}", '
+        f"Property.{_name(one)}, {one.steps}, {one.effort}),\n"
+        for one in _of_seed(results, seed)
+        if one.property and one.id in EXHIBITS
     )
+
+
+def mutant_rows(results: Path, seed: int) -> str:
+    """Return the rows of `mutants.alone` for a seed, from a file of results."""
+    known = [one for one in _of_seed(results, seed) if one.id in MUTANTS]
+    found = {one.id: one for one in known if one.property}
+    unfound = Counter(one.id for one in known if one.id not in found)
+    return "".join(
+        [
+            f'"{id}": FoundAlone("{one.command}", "{one.target}", Property.{_name(one)}, {one.effort}),\n'
+            for id, one in found.items()
+        ]
+        + [f'"{id}": {count},\n' for id, count in unfound.items()]
+    )
+
+
+def _of_seed(results: Path, seed: int) -> list[Tried]:
+    """Return the results of the commands with this seed, in the order of the bugs."""
+    texts = set(map(shown, commands_of(seed)))
+    known = [msgspec.json.decode(line, type=Tried) for line in results.read_text().splitlines()]
+    return sorted(
+        (one for one in known if one.command in texts), key=lambda one: (one.id[0], int(one.id[1:]))
+    )
+
+
+def _name(one: Tried) -> str:
+    return next(property.name for property in Property if property.id == one.property)
 
 
 def main() -> None:
@@ -234,13 +286,17 @@ def main() -> None:
     parser.add_argument("--results", type=Path, required=True, help="a file of JSON lines")
     parser.add_argument("ids", nargs="*", metavar="ID", help="all exhibits, if no bug is named")
     parser.add_argument("--mutants", action="store_true", help="search for all mutants")
+    parser.add_argument(
+        "--limit", type=int, default=CPU_SECONDS, metavar="SECONDS", help="CPU time of a command"
+    )
     parser.add_argument("--rows", type=int, metavar="SEED", help="run nothing; print the rows for a seed")
     options = parser.parse_args()
     mutants = [id for id, one in MUTANTS.items() if not one.needs_vllm]
     if options.rows is not None:
-        print(rows(options.results, options.rows), end="")
+        print((mutant_rows if options.mutants else rows)(options.results, options.rows), end="")
     else:
-        search_all(options.ids or (mutants if options.mutants else [*EXHIBITS, CLEAN]), options.results)
+        ids = options.ids or (mutants if options.mutants else [*EXHIBITS, CLEAN])
+        search_all(ids, options.results, options.limit)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mutants import MUTANTS
-from mutants.alone import FOUND_ALONE, SEARCHED_FOR
+from mutants.alone import FOUND_ALONE, UNFOUND
 from mutants.found import FOUND, MISSED, Need
 
 README = Path(__file__).with_name("README.md")
@@ -38,13 +38,14 @@ def _score() -> str:
 
 
 def _alone() -> str:
-    """Return how many mutants the targets of `kvsm fuzz` find by themselves, with each seed."""
+    """Return how many mutants the shipped commands find by themselves, with each seed."""
     figures = " and ".join(
-        f"{len(found)} of the {SEARCHED_FOR[seed]} mutants searched for with seed {seed}"
+        f"{len(found)} of the {len(found) + len(UNFOUND[seed])} mutants searched for with seed {seed}"
         for seed, found in FOUND_ALONE.items()
     )
+    needing_vllm = sum(one.needs_vllm for one in MUTANTS.values())
     rows = [
-        f"**Single targets of `kvsm fuzz` find {figures}; there are {len(MUTANTS)} mutants.**\n",
+        f"**Shipped commands find {figures}. There are {len(MUTANTS)} mutants; {needing_vllm} need vLLM.**\n",
         f"\n| target | {' | '.join(f'found with seed {seed}' for seed in FOUND_ALONE)} |\n",
         f"| --- |{' --: |' * len(FOUND_ALONE)}\n",
     ]
@@ -53,7 +54,15 @@ def _alone() -> str:
         f"| {target} | {' | '.join(str(counts[target]) for counts in by_target)} |\n"
         for target in dict.fromkeys(target for counts in by_target for target in counts)
     ]
-    return "".join(rows)
+    unfound = [
+        f"| {id} | {MUTANTS[id].title} | {' | '.join(str(UNFOUND[seed].get(id, '')) for seed in UNFOUND)} |\n"
+        for id in MUTANTS
+        if any(id in counts for counts in UNFOUND.values())
+    ]
+    if unfound:
+        seeds = " | ".join(f"commands with seed {seed}" for seed in UNFOUND)
+        rows.append(f"\n| | not found yet | {seeds} |\n| --- | --- |{' --: |' * len(UNFOUND)}\n")
+    return "".join(rows + unfound)
 
 
 def percent(part: int, whole: int) -> str:

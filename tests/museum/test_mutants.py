@@ -14,16 +14,12 @@ from click.testing import CliRunner, Result
 from museum import EXHIBITS
 from museum.checkers import ADAPTER_CHECKERS, CHECKERS
 from museum.exhibit import PROJECT
-from museum.product_alone import RUNS
 from museum.search import search
 from mutants import AREAS, MUTANTS, Mutant
-from mutants.alone import FOUND_ALONE
 from mutants.found import FOUND, MACHINE, MISSED
 from mutants.table import README, readme
 
 from examples import of_today
-from kvsm.check.walks.targets import draw_case
-from kvsm.check.walks.walk import walk
 from kvsm.cli import main
 from kvsm.cli.museum import search_all
 from kvsm.system.executors.forked import ForkedProcesses
@@ -94,19 +90,6 @@ def test_a_mutant_is_gone_afterwards_even_after_an_error() -> None:
 def test_each_mutant_is_found_or_missed() -> None:
     assert sorted([*FOUND, *MISSED]) == sorted(MUTANTS)
     assert {one.checker for one in FOUND.values()} <= {one.name for one in (*ADAPTER_CHECKERS, *CHECKERS)}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("seed", "id"), of_today([(seed, id) for seed, found in FOUND_ALONE.items() for id in found], 20)
-)
-def test_a_mutant_of_today_is_found_by_its_target_alone(seed: int, id: str) -> None:
-    row = FOUND_ALONE[seed][id]
-    with MUTANTS[id].put_back():
-        result = walk(lambda random: draw_case(row.target, random).make(), seed, runs=RUNS[row.target])
-    failure = result.failure
-    assert failure is not None
-    assert (failure.finding.property, failure.run) == (row.property, row.run)
 
 
 def test_only_checkers_with_vllm_look_for_mutants_of_the_adapters() -> None:
