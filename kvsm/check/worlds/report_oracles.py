@@ -54,14 +54,10 @@ def _hits(tables: Tables) -> tuple[Any, ...]:
 
 def _hits_again(past: PastLog) -> tuple[Any, ...]:
     firsts = _firsts(past)
-    counted = [one.admitted for one in firsts if one.admitted and one.admitted.on_device is not None]
-    return (
-        len(firsts),
-        sum(one.event.missed is not None for one in firsts),
-        sum(admitted.asked or 0 for admitted in counted),
-        sum(admitted.on_device or 0 for admitted in counted),
-        sum(admitted.on_host or 0 for admitted in counted),
-    )
+    given = [(one.asked, one.on_device, one.on_host) for first in firsts if (one := first.admitted)]
+    counted = [numbers for numbers in given if None not in numbers]
+    stopped = sum(one.event.missed is not None for one in firsts)
+    return len(firsts), stopped, *(map(sum, zip(*counted)) if counted else (0, 0, 0))
 
 
 def _stops(tables: Tables) -> dict[str, int]:

@@ -36,7 +36,7 @@ def hit_figures(tables: Tables) -> HitFigures:
     """Compute which blocks requests found when they were first admitted, in total and over time."""
     where = f"{ADMITTED} AND {tables.within('admitted')}"
     lookups, stopped = tables.one(f"SELECT count(*), count(missed) FROM lookups WHERE {where}")
-    known = f"FROM lookups WHERE on_device IS NOT NULL AND {where}"
+    known = f"FROM lookups WHERE asked + on_device + on_host IS NOT NULL AND {where}"
     asked, on_device, on_host = tables.one(f"SELECT sum(asked), sum(on_device), sum(on_host) {known}")
     if asked is None:
         part, hits, source = "count(*)", "sum(hit_slots > 0)", f"FROM lookups WHERE {where}"

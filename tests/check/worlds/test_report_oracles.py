@@ -9,8 +9,12 @@ from random import Random
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from planted_bugs import plant
+from replay_life import Life, key
 
+from examples import examples
 from kvsm.check.walks.targets import TARGETS, draw_case
 from kvsm.check.walks.walk import walk
 from kvsm.check.worlds import report_oracles, run_figures
@@ -61,6 +65,19 @@ def every_log_is_counted_again(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_figures_of_drawn_logs_agree_and_some_have_a_demand() -> None:
     check_all()
     assert any(demand_of(PastLog(config, log)) is not None for config, log in drawn_logs())
+
+
+@settings(deadline=None, max_examples=examples(20))
+@given(st.lists(st.tuples(*[st.none() | st.integers(0, 3)] * 3), max_size=4))
+def test_figures_agree_whichever_numbers_an_admission_has(admissions: list[tuple[int | None, ...]]) -> None:
+    """A caller of the core may give any of the three numbers, or none."""
+    life = Life(host_blocks=4)
+    for number, numbers in enumerate(admissions):
+        request = f"r{number}"
+        life.core.match(request, [key(0)])
+        life.core.admit(request, *numbers)
+        life.core.finish(request)
+    run_figures._figures(life.config, list(life.events))
 
 
 @pytest.mark.parametrize("name", REPORT_ORACLES)
