@@ -31,8 +31,7 @@ def _at(past: PastLog, event: OffloadingEvent | None) -> _Place:
     """The event, its step and its time. A restart has the time of the last event before it."""
     if event is None:
         return None, None, None
-    before = isinstance(event, ev.Restarted) and event.seq > 1
-    timed = past.log[event.seq - 2] if before else event
+    timed = past.log[event.seq - 2] if isinstance(event, ev.Restarted) else event
     return event.seq, event.step, timed.wall_ns
 
 

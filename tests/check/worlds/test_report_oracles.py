@@ -80,6 +80,23 @@ def test_figures_agree_whichever_numbers_an_admission_has(admissions: list[tuple
     run_figures._figures(life.config, list(life.events))
 
 
+def test_figures_of_groups_agree_up_to_the_last_group_that_a_report_shows() -> None:
+    """An engine has fewer than 256 groups. Keys with a larger number are not vLLM's."""
+    life = Life(host_blocks=4)
+    keys = [key(3)[:-4] + group.to_bytes(4, "big") for group in (0, 1, 255, 256)]
+    life.stored("r", keys, range(4))
+    life.core.finish("r")
+    run_figures._figures(life.config, list(life.events))
+
+
+def test_a_request_that_has_matched_nothing_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for check in ("check_metrics", "check_past_metrics"):
+        monkeypatch.setattr(run_figures, check, lambda *_: None)  # The log is not at rest.
+    life = Life(host_blocks=4)
+    life.core.match("r", [])
+    run_figures._figures(life.config, list(life.events))
+
+
 @pytest.mark.parametrize("name", REPORT_ORACLES)
 def test_each_figure_of_a_report_is_compared(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     figure, oracle = REPORT_ORACLES[name]

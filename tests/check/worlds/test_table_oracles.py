@@ -11,6 +11,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 from planted_bugs import plant
+from scheduler_traffic import Hand
 
 from kvsm.check.walks.targets import TARGETS
 from kvsm.check.walks.walk import walk
@@ -18,6 +19,7 @@ from kvsm.check.worlds import run_figures, table_oracles
 from kvsm.check.worlds.core_options import draw_options
 from kvsm.check.worlds.core_world import CoreWorld
 from kvsm.check.worlds.past_log import PastLog, in_time
+from kvsm.check.worlds.small_request import SmallRequest
 from kvsm.check.worlds.table_oracles import TABLE_ORACLES, check_tables
 from kvsm.check.worlds.world import World
 from kvsm.core.ledger import Ledger
@@ -69,6 +71,18 @@ def agrees(log: Log) -> bool:
 def test_the_tables_of_a_log_that_is_still_written_agree_with_the_second_count(seed: int) -> None:
     log = drawn_log(seed)
     check_tables(tables_of(log), PastLog(config_of(log), log))
+
+
+def test_tables_agree_on_a_hit_that_was_declined_and_then_loaded() -> None:
+    """Only the answer without hit has a declined one."""
+    made, request = Hand(core={"load_only_if_faster": True}), SmallRequest("r", range(9))
+    made.store(SmallRequest("stored", range(9)), [0, 1, 2])
+    made.core.note_times(1_000, 0, 1)
+    answers = [made.scheduler.get_num_new_matched_tokens(request, 0)]
+    made.core.note_times(0, 0, 1_000_000)
+    answers.append(made.scheduler.get_num_new_matched_tokens(request, 0))
+    assert [tokens for tokens, _ in answers] == [0, 8]
+    assert agrees([*made.log])
 
 
 def test_every_table_has_an_oracle() -> None:

@@ -174,6 +174,15 @@ def test_answers_can_be_watched(times: tuple[int, int, int]) -> None:
     assert ask(made, "r") == (0 if times == SLOW else 2 * HASH_TOKENS)
 
 
+def test_the_watch_knows_a_decision_although_another_request_was_admitted_since() -> None:
+    made = hand()
+    watch_slow_answers(made.scheduler)
+    made.core.note_times(*SLOW)
+    assert ask(made, "r") == 0
+    assert made.admit(SmallRequest("other", PROMPT), [10, 11, 12]) == 0
+    assert ask(made, "r") == 0
+
+
 @pytest.mark.parametrize(("bug", "times"), [(declines_nothing, SLOW), (declines_everything, FAST)])
 def test_a_wrong_answer_is_found(monkeypatch: pytest.MonkeyPatch, bug: Any, times: Any) -> None:
     made = hand()
