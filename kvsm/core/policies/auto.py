@@ -9,7 +9,8 @@ the queues. A block is stored if it is worth at least as much as the victim that
 So the policy adapts to the workload. Where most blocks are used again soon or never, the worth falls with the
 age: that is LRU. Where sessions take turns, the worth rises as the next turn comes near: stored blocks stay,
 and new ones are refused. Where most blocks are never used again, a block that was used outlives one that was
-not, and a new block is refused until its key is offered a second time.
+not, and a new block is refused until its key is offered a second time. Where next to no new block comes back
+(`FirstReturns`), no new block is stored.
 
 The policy reads no wall clock: its own clock advances by one for each block that is stored, refused or used.
 Two uses close together count as one, such as when a waiting request looks its prompt up again, or offers its
@@ -29,6 +30,7 @@ from numpy.typing import NDArray
 
 from kvsm.core.policies.chains import Chains
 from kvsm.core.policies.eviction_policy import Choice, EvictionPolicy
+from kvsm.core.policies.first_returns import FirstReturns
 from kvsm.core.policies.policy_copies import Column, PolicyCopy, Written
 from kvsm.core.policies.reuse_ages import Numbers, ReuseAges
 from kvsm.core.policies.seen_keys import SeenKeys, Uses
@@ -50,6 +52,8 @@ _SAMPLED = 1 << 14
 _LOOKED_AT, _LOOKED_AT_LEAST = 4, 64
 """To choose victims, look at this many blocks of each queue per victim, and at this many more. This bounds
 the time of a choice. If too few of these blocks are leaves, some victims are not leaves."""
+_NOT_WORTH_A_COPY = -1.0
+"""Less than the worth of any stored block."""
 _LATEST = 1 << 62
 """No clock gets there."""
 
@@ -66,8 +70,8 @@ class _Ranked(NamedTuple):
 
 class AutoState(msgspec.Struct, array_like=True):
     """The state that `snapshot` saves, and the parts of `freeze`, in order: the slots of each queue, the uses
-    and last use of each slot, the columns of `Chains` and `SeenKeys`, the estimates (`ReuseAges`), and the
-    clock."""
+    and last use of each slot, the columns of `Chains` and `SeenKeys`, the estimates (`ReuseAges`), the
+    clock, and the counts of `FirstReturns`."""
 
     never: bytes
     once: bytes
@@ -84,6 +88,8 @@ class AutoState(msgspec.Struct, array_like=True):
     ages: bytes
     clock: int
     since_learned: int
+    new: int
+    returned: int
 
 
 class AutoPolicy(EvictionPolicy):
@@ -95,6 +101,7 @@ class AutoPolicy(EvictionPolicy):
         self._chains = Chains(capacity)
         self._seen = SeenKeys(max(capacity, min(_REMEMBERED_PER_SLOT * capacity, _REMEMBERED_MOST)))
         self._ages = ReuseAges(_QUEUES, capacity)
+        self._returns = FirstReturns(capacity)
         self._places = np.zeros(capacity, np.int64)
         """Only used within a choice: slot -> place."""
         self._same_use = capacity // _SAME_USE
@@ -159,6 +166,7 @@ class AutoPolicy(EvictionPolicy):
         self._chains.clear()
         self._seen.clear()
         self._ages.clear()
+        self._returns.clear()
         self._empty()
 
     def choose(self, count: int, protected: Collection[int]) -> Choice | None:
@@ -171,9 +179,11 @@ class AutoPolicy(EvictionPolicy):
         lacking = len(keys) - free
         if lacking <= 0:
             return runs
-        uses = self._uses_after(self._seen.find(keys))
+        known = self._seen.find(keys)
         ends = list(accumulate(runs))
-        worth = self._ages.worth(uses, np.zeros(len(keys), dtype=np.int64))
+        worth = self._ages.worth(self._uses_after(known), np.zeros(len(keys), dtype=np.int64))
+        if self._returns.are_rare():
+            worth[known.uses < 0] = _NOT_WORTH_A_COPY
         for count, end in zip(runs, ends):
             # A block is hit only with all blocks before it, so it is worth no more than they are.
             worth[end - count : end] = np.minimum.accumulate(worth[end - count : end])
@@ -194,14 +204,12 @@ class AutoPolicy(EvictionPolicy):
     def snapshot(self) -> bytes:
         queues = [queue.snapshot() for queue in self._queues]
         columns = [column.snapshot() for column in self._columns()]
-        state = (*queues, *columns, self._ages.snapshot(), self._clock, self._since_learned)
-        return msgspec.msgpack.encode(state)
+        return msgspec.msgpack.encode((*queues, *columns, *self._rest()))
 
     def freeze(self) -> PolicyCopy:
         queues = [queue.freeze() for queue in self._queues]
         columns = [column.freeze() for column in self._columns()]
-        rest = [Written(one) for one in (self._ages.snapshot(), self._clock, self._since_learned)]
-        return PolicyCopy((*queues, *columns, *rest))
+        return PolicyCopy((*queues, *columns, *map(Written, self._rest())))
 
     def restore(self, state: bytes) -> None:
         """As `EvictionPolicy.restore`. Raises `ValueError` for a state that no events lead to and that later
@@ -216,6 +224,7 @@ class AutoPolicy(EvictionPolicy):
             column.restore(values)
         self._chains.check()
         self._ages.restore(saved.ages)
+        self._returns.restore(saved.new, saved.returned)
         self._clock, self._since_learned = saved.clock, saved.since_learned
         if not 0 < self._clock < _LATEST or not 0 <= self._since_learned < _LATEST:
             raise ValueError(
@@ -229,6 +238,11 @@ class AutoPolicy(EvictionPolicy):
 
     def _columns(self) -> tuple[Column, ...]:
         return (self._uses, self._last, *self._chains.columns(), *self._seen.columns())
+
+    def _rest(self) -> tuple[bytes, int, int, int, int]:
+        """Return the parts of the state after the queues and columns."""
+        returns = self._returns
+        return (self._ages.snapshot(), self._clock, self._since_learned, returns.new, returns.returned)
 
     def _uses_of(self, slots: Numbers) -> Uses:
         return Uses(self._uses.values[slots].astype(np.int64), self._last.values[slots])
@@ -247,6 +261,8 @@ class AutoPolicy(EvictionPolicy):
         ages = self._clock - known.last
         again = (known.uses >= 0) & (ages >= self._same_use)
         self._ages.hit(known.uses[again], ages[again])
+        returned = np.count_nonzero(again & (known.uses == 0))
+        self._returns.count(int(np.count_nonzero(known.uses < 0)), int(returned))
         return self._uses_after(known)
 
     def _note_use(self, slots: Numbers) -> None:

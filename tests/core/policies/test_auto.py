@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -19,6 +19,7 @@ from kvsm.core.offloader import Offloader
 from kvsm.core.policies import make_policy
 from kvsm.core.policies.auto import AutoPolicy, AutoState
 from kvsm.core.policies.chains import Chains
+from kvsm.core.policies.first_returns import FirstReturns
 from kvsm.core.policies.policy_copies import Column
 from kvsm.core.policies.reuse_ages import ReuseAges, ReuseAgesState
 from kvsm.core.policies.seen_keys import SeenKeys, _hashes
@@ -29,25 +30,34 @@ from kvsm.testing import OffloadMachine
 # What it serves.
 
 
+class Turn(NamedTuple):
+    """The blocks of a request that the host served, and those that it stored."""
+
+    hits: int
+    stored: int
+
+
+def serve(core: Offloader, name: str, keys: Sequence[bytes]) -> Turn:
+    """Serve one request from its match to its end."""
+    core.arrive(name)
+    found = core.match(name, keys).hits
+    if found:
+        load = core.prepare_load(name, range(found))
+        assert load is not None
+        core.submit([load.transfer])
+        core.complete_load(load.transfer)
+    store = core.prepare_store(name, keys[found:], range(found, len(keys)))
+    if store.job is not None:
+        core.submit([store.job.transfer])
+        core.complete_store(store.job.transfer)
+    core.finish(name)
+    return Turn(found, len(store.keys))
+
+
 def served(policy: str, slots: int, prompts: Sequence[Sequence[bytes]]) -> float:
     """The share of all blocks that the host serves, if each prompt is a request after the one before."""
     core = Offloader(OffloadConfig(host_blocks=slots, device_blocks=64, policy=policy))
-    hits = 0
-    for number, keys in enumerate(prompts):
-        name = f"r{number}"
-        core.arrive(name)
-        found = core.match(name, keys).hits
-        if found:
-            load = core.prepare_load(name, range(found))
-            assert load is not None
-            core.submit([load.transfer])
-            core.complete_load(load.transfer)
-        store = core.prepare_store(name, keys[found:], range(found, len(keys)))
-        if store.job is not None:
-            core.submit([store.job.transfer])
-            core.complete_store(store.job.transfer)
-        core.finish(name)
-        hits += found
+    hits = sum(serve(core, f"r{number}", keys).hits for number, keys in enumerate(prompts))
     return hits / sum(map(len, prompts))
 
 
@@ -78,6 +88,70 @@ def test_a_working_set_that_moves_is_followed() -> None:
     random = Random(2)
     sets = [[prompt(100 * at + random.randrange(4)) for _ in range(300)] for at in range(4)]
     assert served("auto", 40, [one for part in sets for one in part]) > 0.9
+
+
+def stores(policy: str, slots: int, prompts: Sequence[Sequence[bytes]]) -> list[int]:
+    """The number of blocks that each prompt stores."""
+    core = Offloader(OffloadConfig(host_blocks=slots, device_blocks=64, policy=policy))
+    return [serve(core, f"r{number}", keys).stored for number, keys in enumerate(prompts)]
+
+
+def test_prompts_that_never_return_are_not_stored() -> None:
+    """LRU stores each of them. `auto` needs four new blocks per slot to see that none comes back."""
+    prompts = [prompt(number) for number in range(60)]
+    assert stores("lru", 40, prompts) == [10] * 60
+    assert sum(stores("auto", 40, prompts)[16:]) == 0
+
+
+def test_questions_that_never_return_are_not_stored_behind_a_hot_prefix() -> None:
+    """The share of new blocks counts, not that of all blocks."""
+    prompts = [prompt(0) + prompt(1 + number) for number in range(150)]
+    assert sum(stores("auto", 40, prompts)[100:]) == 0
+    assert served("auto", 40, prompts) > 0.49
+
+
+@given(st.integers(30, 200), st.integers(1, 4), st.integers(0, 1 << 32))
+@settings(max_examples=examples(20), deadline=None)
+def test_when_prompts_return_their_blocks_are_stored_again(before: int, kept: int, seed: int) -> None:
+    """However long no prompt did: at its second turn each prompt is known and stored, at its third it hits.
+    After the return of one block for each eight slots, a new prompt is stored at its first turn, too."""
+    core = Offloader(OffloadConfig(host_blocks=40, device_blocks=64, policy="auto"))
+    random = Random(seed)
+    for number in range(before):
+        serve(core, f"before {number}", prompt(number))
+    for turn in range(3):
+        names = [1000 + name for name in range(kept)]
+        random.shuffle(names)
+        found = [serve(core, f"{turn} {name}", prompt(name)) for name in names]
+        assert [one.hits for one in found] == [10 * (turn == 2)] * kept
+        assert [one.stored for one in found] == [10 * (turn == 1)] * kept
+    assert serve(core, "new", prompt(2000)).stored == 10
+
+
+BATCHES = st.lists(st.tuples(st.integers(0, 400), st.integers(0, 400)), max_size=80)
+
+
+@given(st.integers(1, 300), BATCHES)
+def test_new_blocks_are_worth_a_store_while_one_in_64_of_them_comes_back(
+    capacity: int, batches: list[tuple[int, int]]
+) -> None:
+    returns = FirstReturns(capacity)
+    for new, more in batches:
+        returns.count(new, -(-new // 64) + more)
+        assert not returns.are_rare()
+
+
+@given(st.integers(32, 300), BATCHES)
+def test_new_blocks_are_not_worth_a_store_once_none_comes_back(
+    capacity: int, batches: list[tuple[int, int]]
+) -> None:
+    """Whatever was counted before. It takes four new blocks per slot for each halving."""
+    returns = FirstReturns(capacity)
+    for new, returned in batches:
+        returns.count(new, returned)
+    for _ in range(returns.returned.bit_length() + 2):
+        returns.count(4 * capacity, 0)
+    assert returns.are_rare()
 
 
 # What counts as a use.
@@ -351,6 +425,9 @@ def test_a_snapshot_of_another_pool_is_refused() -> None:
         {"clock": 0},
         {"clock": 1 << 63},
         {"since_learned": -1},
+        {"new": 64},
+        {"new": -1},
+        {"returned": -1},
         {"hits": -1},
         {"lost": 1 << 60},
         {"worth": np.nan},
