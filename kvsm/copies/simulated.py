@@ -315,6 +315,18 @@ class SimulatedSubmitter:
         if not self._stopped:
             self._calls.append((self._device.acting.clock.copy(), call))
 
+    def claim(self) -> bool:
+        return self._device.claims and not (self._calls or self._stopped)
+
+    def run_claimed(self, call: Callable[[], None]) -> None:
+        acting = self._device.acting
+        acting.learn(self._actor.clock)
+        try:
+            call()
+        except Exception as error:
+            self.die(f"the hand-over by {acting.name} failed: {described(error)}")
+        self._actor.learn(acting.clock)
+
     def flush(self) -> None:
         """Run steps until all calls of this submitter have run."""
         self._device.run_until(f"the last call of {self._actor.name}", lambda: not self._calls)
@@ -363,14 +375,18 @@ class SimulatedDevice:
     device, host: the pools.
     choose: called with the number of possible steps n > 1; returns the index of the next step, below n.
     pieces: most pieces of a copy.
+    claims: whether a caller may queue a small copy itself, as on a GPU. By default a submitter queues all of
+        them, which has more schedules.
 
     Attributes: `detector`; `submitters`; `acting`, the actor of the host thread that runs now; `failing`: set
     to {transfer: pieces} to make a copy fail after so many pieces.
     """
 
-    def __init__(self, device: Any, host: Any, choose: Callable[[int], int], pieces: int = PIECES) -> None:
+    def __init__(
+        self, device: Any, host: Any, choose: Callable[[int], int], pieces: int = PIECES, claims: bool = False
+    ) -> None:
         self.pools = NumpyPools(device, host)
-        self.pieces = pieces
+        self.pieces, self.claims = pieces, claims
         self.detector = RaceDetector()
         self.acting = self.detector.new_actor("the host")
         self.submitters: list[SimulatedSubmitter] = []
@@ -404,14 +420,22 @@ class SimulatedDevice:
         self.submitters.append(SimulatedSubmitter(self, name, died))
         return self.submitters[-1]
 
+    def prepare(
+        self,
+        direction: Direction,  # noqa: ARG002 (a simulated copy needs no descriptors)
+        device_blocks: IdArray,
+        host_blocks: IdArray,
+    ) -> tuple[IdArray, IdArray]:
+        return device_blocks, host_blocks
+
     def copy(
         self,
         stream: SimulatedStream,
         transfer: int,
         direction: Direction,
-        device_blocks: IdArray,
-        host_blocks: IdArray,
+        prepared: tuple[IdArray, IdArray],
     ) -> object:
+        device_blocks, host_blocks = prepared
         arrays = [ids for ids in (device_blocks, host_blocks) if isinstance(ids, np.ndarray)]
         table = _IdTable(device_blocks, host_blocks, [self._location(ids) for ids in arrays])
         purpose = f"for {direction.name.lower()} {transfer}"

@@ -23,9 +23,11 @@ a transfer touches a slot    the slot's previous transfer             likewise; 
 Other systems start a store when the host sees the *end of the step* (B02), or start a load as soon as its
 target is free in the host's records (B03). Both are wrong on a device that is a step behind its host.
 
-Queuing a copy on a device takes time that grows with its blocks. So a submitter does it, one transfer after
-another, and not the caller. Each direction has its own submitter: a load, for which a request waits, does not
-wait for the descriptors of a large store.
+Queuing a copy on a device takes time that grows with its pieces. So a submitter queues large copies, one
+after another, and not the caller. Queuing a small copy takes less time than waking a thread, so the caller
+queues it, unless an earlier copy of its direction is not queued yet: copies of a direction keep their order.
+Each direction has its own submitter: a load, for which a request waits, does not wait for the descriptors of
+a large store.
 """
 
 from __future__ import annotations
@@ -39,12 +41,16 @@ from threading import Lock
 from typing import Any, Protocol
 
 from kvsm.copies.copy_engine import CopyResult, check_accepted
+from kvsm.copies.geometry import joined
 from kvsm.copies.layout import MemoryLayout
 from kvsm.copies.pairs import checked_pairs
 from kvsm.core.plan import TransferJob
 from kvsm.errors import DeviceLost, TransferFailed, described
 from kvsm.events import Direction
 from kvsm.ids import IdArray, count
+
+DIRECT_PIECES = 256
+"""Most pieces of a copy that the caller of `submit` queues itself."""
 
 
 class StreamEvent(Protocol):
@@ -71,10 +77,18 @@ class DeviceStream(Protocol):
 
 
 class Submitter(Protocol):
-    """Runs calls one at a time, in the order of `put`, outside the calling thread."""
+    """Runs calls one at a time, in the order of `put` and `claim`: outside the calling thread, or for a claim
+    in it."""
 
     def put(self, call: Callable[[], None]) -> None:
         """Queue the call. Never waits."""
+
+    def claim(self) -> bool:
+        """Whether the caller may run the next call itself, because no earlier call is queued or running. Then
+        it must do so, by `run_claimed`; until that has returned, queued calls wait."""
+
+    def run_claimed(self, call: Callable[[], None]) -> None:
+        """Run the call in this thread, which has claimed it. If it raises, the submitter stops by itself."""
 
     def flush(self) -> None:
         """Return when each queued call has run, or never will because the submitter died."""
@@ -100,15 +114,11 @@ class StreamDevice(Protocol):
     def new_submitter(self, name: str, died: Callable[[str], None]) -> Submitter:
         """Return a new submitter. died: called with the reason if the submitter stops by itself."""
 
-    def copy(
-        self,
-        stream: Any,
-        transfer: int,
-        direction: Direction,
-        device_blocks: IdArray,
-        host_blocks: IdArray,
-    ) -> Any:
-        """Queue the copy of these checked pairs on `stream`.
+    def prepare(self, direction: Direction, device_blocks: IdArray, host_blocks: IdArray) -> Any:
+        """Plan the copy of these checked pairs, and make its descriptors. Queues nothing."""
+
+    def copy(self, stream: Any, transfer: int, direction: Direction, prepared: Any) -> Any:
+        """Queue a copy that `prepare` has planned on `stream`.
 
         Returns an object that owns the memory which the device still reads, such as the ids. The engine keeps
         this object until the copy is over (B37). Raises if the device refuses; a part of the copy may be
@@ -124,7 +134,8 @@ class _StreamTransfer:
     """A live transfer.
 
     after: the mark behind which it runs.
-    begin, end: events right before and after its copy; None until they are recorded.
+    begin, end: events right before and after its copy; None until they are recorded. Nothing is planned
+        between them.
     ended: whether it has a result.
     keep: owns the memory that the device reads during the copy.
     """
@@ -146,6 +157,7 @@ class StreamCopyEngine:
 
     def __init__(self, device: StreamDevice) -> None:
         self._device = device
+        self._pieces_of_block = len(joined(device.layout).tensors)
         self._streams = {way: device.new_stream(f"kvsm {way.name.lower()}") for way in Direction}
         self._lock = Lock()
         self._live: dict[int, _StreamTransfer] = {}
@@ -176,7 +188,12 @@ class StreamCopyEngine:
             check_accepted(job.transfer, self._live, self._broken, self._closed)
             transfer = _StreamTransfer(job, self._own_mark(job) if after is None else after)
             self._live[job.transfer] = transfer
-            self._submitters[job.direction].put(partial(self._issue, transfer))
+            submitter, issue = self._submitters[job.direction], partial(self._issue, transfer)
+            is_claimed = self._is_small(job) and submitter.claim()
+            if not is_claimed:
+                submitter.put(issue)
+        if is_claimed:
+            submitter.run_claimed(issue)
 
     def hold_compute(self, transfers: Iterable[int]) -> None:
         # Only wait for recorded events: a device treats an unrecorded event as done.
@@ -223,6 +240,10 @@ class StreamCopyEngine:
                 self._device_closed = True
                 self._device.close()
 
+    def _is_small(self, job: TransferJob) -> bool:
+        """Whether queuing the copy takes its caller less time than waking a thread."""
+        return count(job.host_blocks) * self._pieces_of_block <= DIRECT_PIECES
+
     def _own_mark(self, job: TransferJob) -> StreamEvent:
         """Return a new mark for a job. Raises `TransferFailed`, as a transfer cannot start without a mark."""
         try:
@@ -242,15 +263,18 @@ class StreamCopyEngine:
         return named
 
     def _issue(self, transfer: _StreamTransfer) -> None:
-        """Queue a transfer on the device. The submitter runs this."""
+        """Queue a transfer on the device. The submitter runs this, or the caller that has claimed it."""
         job, device, stream = transfer.job, self._device, self._streams[transfer.job.direction]
+        interrupt = None
         try:
             pairs = checked_pairs(job, self.num_device_blocks, self.num_host_blocks)
+            prepared = device.prepare(job.direction, *pairs)
             stream.wait(transfer.after)
             transfer.begin = stream.record()
-            transfer.keep = device.copy(stream, job.transfer, job.direction, *pairs)
-        except BaseException as error:  # whatever it is, the transfer must end and the submitter must live
+            transfer.keep = device.copy(stream, job.transfer, job.direction, prepared)
+        except BaseException as error:  # whatever it is, the transfer must end
             transfer.error = described(error)
+            interrupt = None if isinstance(error, Exception) else error
         # Also after a refused copy: a queued part of it touches memory until this event.
         try:
             end = stream.record()
@@ -262,6 +286,8 @@ class StreamCopyEngine:
             transfer.end = end
             if not transfer.ended:
                 self._issued[job.direction].append(transfer)
+        if interrupt is not None:  # Ctrl-C, in a caller
+            raise interrupt
 
     def _collect(self) -> None:
         """End the transfers whose copies are over."""

@@ -14,27 +14,47 @@ import re
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsm.copies.geometry import Fragments, Rectangles, fragments, rectangles
+from kvsm.copies.geometry import CopyPlan, CopyPlanner, Fragments, Rectangles
 from kvsm.copies.layout import MemoryLayout, MemoryRows
 from kvsm.cuda_io import driver
-from kvsm.cuda_io.driver import BATCH_VERSION, BatchCopy, CudaContext, CudaError, PitchedCopy, RunsCopy
+from kvsm.cuda_io.driver import (
+    BATCH_VERSION,
+    BatchCopy,
+    CudaContext,
+    CudaError,
+    KernelLaunch,
+    PitchedCopy,
+    RunsCopy,
+)
 from kvsm.cuda_io.kernel import (
     KERNEL_NAME,
     KERNEL_TYPES,
     KernelParameters,
     compile_copy_kernel,
     grid,
+    guessed_thread_blocks,
     kernel_pairs,
     kernel_parts,
+    most_thread_blocks,
     vector_bytes,
 )
-from kvsm.cuda_io.paths import MEASURED_BYTES, RECTANGLE_ROWS, CopyPath, PathTable
+from kvsm.cuda_io.paths import (
+    FEW_BYTES,
+    MEASURED_BYTES,
+    RECTANGLE_ROWS,
+    CopyPath,
+    PathTable,
+    TableDevice,
+    ThreadBlocks,
+    fewest_thread_blocks,
+)
 from kvsm.errors import ConfigError
 from kvsm.events import Direction
 from kvsm.ids import IdArray
@@ -73,7 +93,8 @@ class PairsTables:
         try:
             address = free.pop()
         except IndexError:
-            address = driver.allocate_host(size)
+            with driver.relaxed_capture():
+                address = driver.allocate_host(size)
         table = PairsTable(address, free)
         ctypes.memmove(table.address, values.ctypes.data, values.nbytes)
         return table
@@ -95,12 +116,13 @@ class CopyCalls:
         if context.driver_version >= BATCH_VERSION:
             self.batch = BatchCopy()
         self.tables = PairsTables()
-        self.kernel: int | None = None
+        self.kernel: KernelLaunch | None = None
         self._module: int | None = None
         try:
             image = compile_copy_kernel(context.compute_capability)
             self._module = int(driver.call("cuModuleLoadData", image))
-            self.kernel = int(driver.call("cuModuleGetFunction", self._module, KERNEL_NAME.encode()))
+            function = int(driver.call("cuModuleGetFunction", self._module, KERNEL_NAME.encode()))
+            self.kernel = KernelLaunch(function, KERNEL_TYPES)
         except (ConfigError, CudaError) as error:
             log.warning("no copy kernel, so small fragments will be slow: %s", error)
 
@@ -110,10 +132,27 @@ class CopyCalls:
             driver.call("cuModuleUnload", self._module)
 
 
-class Copier:
-    """Copies blocks of one layout by a given path. The GPU's context must be the thread's current context."""
+class PreparedCopy(NamedTuple):
+    """A copy whose descriptors are made."""
 
-    def __init__(self, calls: CopyCalls, layout: MemoryLayout) -> None:
+    path: CopyPath
+    queue: Callable[[int], None]
+    """Queues the copy on a stream."""
+    keep: Any
+    """Owns the memory that the device may still read after that."""
+
+
+class Copier:
+    """Copies blocks of one layout by a given path. The GPU's context must be the thread's current context.
+
+    thread_blocks: the most thread blocks of the kernel, by direction; None: those of a device that was not
+        measured.
+    """
+
+    def __init__(
+        self, calls: CopyCalls, layout: MemoryLayout, thread_blocks: dict[Direction, int] | None = None
+    ) -> None:
+        self.thread_blocks = thread_blocks or guessed_thread_blocks(calls.multiprocessors)
         self._calls, self._layout = calls, layout
         self._vector_bytes = vector_bytes(layout)
         self._num_parts, self._parts = 0, 0
@@ -135,55 +174,57 @@ class Copier:
         unavailable = {CopyPath.BATCH: self._calls.batch is None, CopyPath.KERNEL: not self._parts}
         return tuple(path for path in CopyPath if not unavailable.get(path))
 
-    def copy(
-        self, path: CopyPath, stream: int, direction: Direction, device_blocks: IdArray, host_blocks: IdArray
-    ) -> Any:
-        """Queue the copy of at least one pair. Returns an object that owns the memory which the device may
-        still read after the call."""
+    def prepare(
+        self,
+        path: CopyPath,
+        direction: Direction,
+        plan: CopyPlan,
+        device_blocks: IdArray,
+        host_blocks: IdArray,
+    ) -> PreparedCopy:
+        """Make the descriptors of a copy of at least one pair. plan: of these pairs."""
         if path is CopyPath.KERNEL:
-            return self._by_kernel(stream, direction, device_blocks, host_blocks)
-        planned = rectangles(self._layout, direction, device_blocks, host_blocks)
+            return self._by_kernel(direction, device_blocks, host_blocks)
         if path is CopyPath.PITCHED:
-            return self._by_rectangles(stream, planned)
-        pieces = fragments(planned)
+            return self._by_rectangles(plan.rectangles())
+        pieces = plan.fragments()
         if path is CopyPath.RUNS:
-            self._calls.runs(pieces, stream)
-        else:
-            assert self._calls.batch is not None
-            self._calls.batch(pieces, direction, stream)
-        return pieces
+            return PreparedCopy(path, partial(self._calls.runs, _rows(pieces)), None)
+        assert self._calls.batch is not None
+        return PreparedCopy(path, partial(self._calls.batch, pieces, direction), pieces)
 
     def close(self) -> None:
         if self._parts:
             driver.call("cuMemFree", self._parts)
 
-    def _by_rectangles(self, stream: int, planned: Rectangles) -> Any:
+    def _by_rectangles(self, planned: Rectangles) -> PreparedCopy:
         # A rectangle of one row may be wider than the largest pitch, so it is copied as plain bytes.
         flat = planned.heights == 1
-        if flat.any():
-            self._calls.runs(
-                Fragments(planned.sources[flat], planned.targets[flat], planned.widths[flat]), stream
-            )
-            planned = Rectangles(*(column[~flat] for column in planned))
-        return self._calls.pitched(planned, stream)
+        rows = _rows(Fragments(planned.sources[flat], planned.targets[flat], planned.widths[flat]))
+        table = self._calls.pitched.table(Rectangles(*(column[~flat] for column in planned)))
 
-    def _by_kernel(
-        self, stream: int, direction: Direction, device_blocks: IdArray, host_blocks: IdArray
-    ) -> PairsTable:
-        calls, layout = self._calls, self._layout
+        def queue(stream: int) -> None:
+            self._calls.runs(rows, stream)
+            self._calls.pitched(table, stream)
+
+        return PreparedCopy(CopyPath.PITCHED, queue, table)
+
+    def _by_kernel(self, direction: Direction, device_blocks: IdArray, host_blocks: IdArray) -> PreparedCopy:
+        calls, host = self._calls, self._layout.host
         assert calls.kernel is not None
         assert self._host is not None
         pairs = kernel_pairs(device_blocks, host_blocks)
         table = calls.tables.holding(pairs)
-        blocks, threads = grid(direction, len(pairs), layout, calls.multiprocessors)
-        to_host = int(direction is Direction.STORE)
         parameters = KernelParameters(
             table.address, len(pairs), self._parts, self._num_parts,
-            self._host, layout.host.stride, to_host, self._vector_bytes,
+            self._host, host.stride, int(direction is Direction.STORE), self._vector_bytes,
         )  # fmt: skip
-        grid_and_block = (blocks, 1, 1, threads, 1, 1)
-        driver.call("cuLaunchKernel", calls.kernel, *grid_and_block, 0, stream, (parameters, KERNEL_TYPES), 0)
-        return table
+        size = grid(len(pairs) * self._num_parts, self.thread_blocks[direction])
+        return PreparedCopy(CopyPath.KERNEL, partial(calls.kernel, size, parameters), table)
+
+
+def _rows(fragments: Fragments) -> list[tuple[int, int, int]]:
+    return list(zip(*(column.tolist() for column in fragments)))
 
 
 def _mapped(rows: MemoryRows) -> int | None:
@@ -203,8 +244,8 @@ def _mapped(rows: MemoryRows) -> int | None:
 def cached_path_table(context: CudaContext, calls: CopyCalls) -> PathTable:
     """Return the path table of this GPU and driver, from the cache file or measured now. The GPU's context
     must be the thread's current context."""
-    device = f"{context.name}, driver {context.driver_version}"
-    file = _cache_file(device)
+    device = TableDevice(context.name, context.driver_version)
+    file = table_file(device)
     try:
         return PathTable.load(file, device)
     except FileNotFoundError:
@@ -212,10 +253,16 @@ def cached_path_table(context: CudaContext, calls: CopyCalls) -> PathTable:
     except (ConfigError, OSError) as error:
         log.warning("measuring the copy paths of %s again: %s", device, error)
     try:
-        table = _measured(calls, device)
+        return measured_path_table(calls, device)
     except CudaError as error:
         log.warning("the copy paths of %s are guessed, because they could not be measured: %s", device, error)
         return PathTable.default()
+
+
+def measured_path_table(calls: CopyCalls, device: TableDevice) -> PathTable:
+    """Measure the path table of this GPU and driver, and cache it in its file. The GPU's context must be the
+    thread's current context. Raises `CudaError`."""
+    table, file = _measured(calls, device), table_file(device)
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         table.save(file)
@@ -228,18 +275,20 @@ def cached_path_table(context: CudaContext, calls: CopyCalls) -> PathTable:
     return table
 
 
-def _cache_file(device: str) -> Path:
+def table_file(device: TableDevice) -> Path:
+    """Return the cache file of a device's path table."""
     base = os.environ.get("XDG_CACHE_HOME")
     if not base:
         try:
             base = str(Path.home() / ".cache")
         except RuntimeError:  # a user id without an entry in passwd, as in a pod, and no HOME
             base = os.path.join(tempfile.gettempdir(), f"cache-{os.geteuid()}")
-    return Path(base, "kvsm", f"copy-paths-{re.sub('[^A-Za-z0-9]+', '-', device)}.json")
+    return Path(base, "kvsm", f"copy-paths-{re.sub('[^A-Za-z0-9]+', '-', str(device))}.json")
 
 
-def _measured(calls: CopyCalls, device: str) -> PathTable:
-    """Measure the path table in memory of its own, because the pools may be in use."""
+def _measured(calls: CopyCalls, device: TableDevice) -> PathTable:
+    """Measure the path table in memory of its own, because the pools may be in use. Descriptors are made
+    before the clock starts, as for a transfer."""
     with ExitStack() as stack:
         # Copy every second block only, so that no two copied blocks are contiguous.
         device_memory = driver.allocate_device(2 * MEASURED_BYTES)
@@ -249,17 +298,38 @@ def _measured(calls: CopyCalls, device: str) -> PathTable:
         stopwatch = _Stopwatch()
         stack.callback(stopwatch.close)
 
-        def seconds(path: CopyPath, direction: Direction, fragment_bytes: int, count: int) -> float:
+        def seconds(
+            path: CopyPath,
+            direction: Direction,
+            fragment_bytes: int,
+            count: int,
+            thread_blocks: ThreadBlocks | None = None,
+        ) -> float:
             parts = min(count, RECTANGLE_ROWS)
             layout = _scratch_layout(device_memory, host_memory, fragment_bytes, parts, -(-count // parts))
             blocks = np.arange(0, layout.num_host_blocks, 2)
-            with closing(Copier(calls, layout)) as copier:
+            plan = CopyPlanner(layout).plan(direction, blocks, blocks)
+            chosen = thread_blocks or found
+            with closing(Copier(calls, layout, chosen.by_direction() if chosen else None)) as copier:
                 return min(
-                    stopwatch.seconds(lambda stream: copier.copy(path, stream, direction, blocks, blocks))
+                    stopwatch.seconds(copier.prepare(path, direction, plan, blocks, blocks))
                     for _ in range(MEASURED_ROUNDS)
                 )
 
-        return PathTable.measured(seconds, _measurable(calls), device)
+        def kernel_seconds(direction: Direction, blocks: int) -> float:
+            many = MEASURED_BYTES // FEW_BYTES
+            return seconds(CopyPath.KERNEL, direction, FEW_BYTES, many, ThreadBlocks(blocks, blocks))
+
+        found: ThreadBlocks | None = None
+        if calls.kernel is not None:
+            most = most_thread_blocks(calls.multiprocessors)
+            found = ThreadBlocks(
+                *(
+                    fewest_thread_blocks(partial(kernel_seconds, way), most)
+                    for way in (Direction.STORE, Direction.LOAD)
+                )
+            )
+        return PathTable.measured(seconds, _measurable(calls), device, found)
 
 
 def _measurable(calls: CopyCalls) -> tuple[CopyPath, ...]:
@@ -287,19 +357,18 @@ def _scratch_layout(device: int, host: int, fragment_bytes: int, parts: int, blo
 
 
 class _Stopwatch:
-    """Measures the time of work on a stream, including the time to queue it, during which the stream is
+    """Measures the time of a copy on a stream, including the time to queue it, during which the stream is
     idle."""
 
     def __init__(self) -> None:
         self._stream = driver.create_stream()
         self._begin, self._end = driver.create_event(timed=True), driver.create_event(timed=True)
 
-    def seconds(self, queue: Callable[[int], Any]) -> float:
+    def seconds(self, copy: PreparedCopy) -> float:
         driver.record_event(self._begin, self._stream)
-        keep = queue(self._stream)
+        copy.queue(self._stream)
         driver.record_event(self._end, self._stream)
         driver.call("cuEventSynchronize", self._end)
-        del keep  # only now is the copy over
         return driver.seconds_between(self._begin, self._end)
 
     def close(self) -> None:

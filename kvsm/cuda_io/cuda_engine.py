@@ -4,8 +4,8 @@
 GPU. Threads:
 
 =============  ===========================================================================================
-the caller's   records the mark of a transfer and queues the transfer, in a few microseconds for any size;
-               queries events, and sleeps in `wait`
+the caller's   records the mark of a transfer; plans a small copy and passes it to the driver, and queues a
+               large one for its submitter; queries events; in `wait`, asks for 50 us and then sleeps
 submitters     one for each direction: plans the descriptors and passes them to the driver, in about half a
                microsecond for each
 =============  ===========================================================================================
@@ -18,23 +18,27 @@ that is not page-locked works, several times slower and without the copy kernel.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from queue import SimpleQueue
 from threading import Event, Lock, Thread
 from typing import Any
 
 import msgspec
 
-from kvsm.copies.geometry import shape
+from kvsm.copies.geometry import CopyPlanner
 from kvsm.copies.layout import make_layout, tensors_of
 from kvsm.copies.streams import StreamCopyEngine
 from kvsm.cuda_io import driver
-from kvsm.cuda_io.copier import Copier, CopyCalls, cached_path_table, log
+from kvsm.cuda_io.copier import Copier, CopyCalls, PreparedCopy, cached_path_table, log
 from kvsm.cuda_io.driver import CudaContext
 from kvsm.cuda_io.paths import CopyPath, PathTable
 from kvsm.errors import ConfigError, DeviceLost, described
 from kvsm.events import Direction
 from kvsm.ids import IdArray
+
+SPINS = 50
+"""How often a waiting thread queries an event before it sleeps. A query takes about a microsecond, and waking
+a thread some 50."""
 
 
 class CudaStatistics(msgspec.Struct, frozen=True):
@@ -69,6 +73,9 @@ class CudaEvent:
 
     def synchronize(self) -> None:
         with self._events.context:
+            for _ in range(SPINS):
+                if driver.event_is_done(self.handle):
+                    return
             driver.call("cuEventSynchronize", self.handle)
 
     def seconds_after(self, earlier: CudaEvent) -> float:
@@ -119,10 +126,11 @@ class CudaStream:
 
 
 class ThreadSubmitter:
-    """A `Submitter`: a thread that runs one call after another.
+    """A `Submitter`: a thread that runs one call after another, and lends its turn to callers who claim it.
 
     died: called with the reason if a call has raised.
     prepare: called in the thread first.
+    in_caller: surrounds a call that its caller runs.
     settle: called when a call has raised, before `died`. It must wait for device work that the call has
         queued, because the engine has no event behind that work.
     """
@@ -132,13 +140,18 @@ class ThreadSubmitter:
         name: str,
         died: Callable[[str], None],
         prepare: Callable[[], None],
+        in_caller: AbstractContextManager[Any],
         settle: Callable[[], None],
     ) -> None:
-        self._died, self._prepare, self._settle = died, prepare, settle
+        self._died, self._prepare, self._in_caller, self._settle = died, prepare, in_caller, settle
         self._queue: SimpleQueue[Callable[[], None] | Event | None] = SimpleQueue()
         self._lock = Lock()
         self._dead = False
-        """Whether the thread runs no more calls. Guarded by the lock."""
+        """Whether no more calls run. Guarded by the lock."""
+        self._unfinished = 0
+        """Calls that are queued, claimed or running. Guarded by the lock."""
+        self._turn = Lock()
+        """Held while a call runs, from its claim on. Taken before the lock, or if no call is unfinished."""
         self._over = Event()
         """Set when the thread has run its last call, and after `died`."""
         # A daemon: a process that ends without closing the engine must not hang behind it.
@@ -148,7 +161,31 @@ class ThreadSubmitter:
     def put(self, call: Callable[[], None]) -> None:
         with self._lock:
             if not self._dead:
+                self._unfinished += 1
                 self._queue.put(call)
+
+    def claim(self) -> bool:
+        with self._lock:
+            if self._dead or self._unfinished:
+                return False
+            self._unfinished = 1
+            self._turn.acquire()
+        return True
+
+    def run_claimed(self, call: Callable[[], None]) -> None:
+        try:
+            with self._in_caller:
+                try:
+                    call()
+                except BaseException as error:
+                    self._die(f"the hand-over of a copy failed: {described(error)}")
+                    self._queue.put(None)
+                    if not isinstance(error, Exception):
+                        raise
+        finally:
+            self._turn.release()
+            with self._lock:
+                self._unfinished -= 1
 
     def flush(self) -> None:
         reached = Event()
@@ -169,12 +206,26 @@ class ThreadSubmitter:
         try:
             self._prepare()
             while (call := self._queue.get()) is not None:
-                if isinstance(call, Event):
-                    call.set()
-                else:
+                with self._turn:
+                    if isinstance(call, Event):
+                        call.set()
+                        continue
+                    if self._dead:
+                        break
                     call()
+                with self._lock:
+                    self._unfinished -= 1
         except BaseException as error:  # passed to `died`, because this thread has no caller
             reason = f"the submitting thread died of {described(error)}"
+        self._die(reason)
+        self._over.set()
+        while not self._queue.empty():  # a flush may wait behind calls that will not run
+            call = self._queue.get()
+            if isinstance(call, Event):
+                call.set()
+
+    def _die(self, reason: str) -> None:
+        """Run no more calls. reason: of a failure; empty if there was none."""
         with self._lock:
             self._dead = True
         if reason:
@@ -182,11 +233,6 @@ class ThreadSubmitter:
             with suppress(Exception):
                 self._settle()
             self._died(reason)
-        self._over.set()
-        while not self._queue.empty():  # a flush may wait behind calls that will not run
-            call = self._queue.get()
-            if isinstance(call, Event):
-                call.set()
 
 
 class CudaDevice:
@@ -214,6 +260,7 @@ class CudaDevice:
             _CudaEventPool(self._context, timed=True),
         )
         self._streams: list[CudaStream] = []
+        self._planner = CopyPlanner(self.layout)
         with self._context:
             self._calls = CopyCalls(self._context)
             self._copier = Copier(self._calls, self.layout)
@@ -237,24 +284,32 @@ class CudaDevice:
         return stream
 
     def new_submitter(self, name: str, died: Callable[[str], None]) -> ThreadSubmitter:
-        return ThreadSubmitter(name, died, self._context.make_current, self._settle)
+        return ThreadSubmitter(name, died, self._context.make_current, self._context, self._settle)
+
+    def prepare(
+        self, direction: Direction, device_blocks: IdArray, host_blocks: IdArray
+    ) -> PreparedCopy | None:
+        """Choose the path of a copy, and make its descriptors. None: there are no pairs."""
+        if not len(device_blocks):
+            return None
+        plan = self._planner.plan(direction, device_blocks, host_blocks)
+        path = self._choose(direction, *plan.shape)
+        return self._copier.prepare(path, direction, plan, device_blocks, host_blocks)
 
     def copy(
         self,
         stream: CudaStream,
         transfer: int,  # noqa: ARG002 (only names the copy on a simulated device)
-        direction: Direction,
-        device_blocks: IdArray,
-        host_blocks: IdArray,
+        direction: Direction,  # noqa: ARG002 (the prepared copy has it)
+        prepared: PreparedCopy | None,
     ) -> Any:
-        """Queue the copy of these checked pairs. Returns the descriptors, or the table that the kernel
-        reads."""
-        if not len(device_blocks):
+        """Queue the copy. Returns the descriptors, or the table that the kernel reads."""
+        if prepared is None:
             return None
-        path = self._choose(direction, *shape(self.layout, device_blocks, host_blocks))
         with self._counting:
-            self._transfers[path] += 1
-        return self._copier.copy(path, stream.handle, direction, device_blocks, host_blocks)
+            self._transfers[prepared.path] += 1
+        prepared.queue(stream.handle)
+        return prepared.keep
 
     def statistics(self) -> CudaStatistics:
         """Return the statistics of this device."""
@@ -290,6 +345,8 @@ class CudaDevice:
         if path is None:
             with self._context:
                 table = path_table or cached_path_table(self._context, self._calls)
+            if table.thread_blocks is not None:
+                self._copier.thread_blocks = table.thread_blocks.by_direction()
             return table.only(available).choose
         if path not in available:
             raise ConfigError(f"path {path.value} is asked for: {self._why_not(path)}")

@@ -86,20 +86,33 @@ def vector_bytes(layout: MemoryLayout) -> int:
     return next(width for width in (16, 8, 4, 1) if together % width == 0)
 
 
-def grid(direction: Direction, num_pairs: int, layout: MemoryLayout, multiprocessors: int) -> tuple[int, int]:
+def grid(num_units: int, most_blocks: int) -> tuple[int, int]:
     """Return the launch size of the kernel: (thread blocks, threads of each).
 
-    There are no more thread blocks than the parts need, and they use only a share of the multiprocessors.
-    Compute cannot use these multiprocessors at all, because a matrix product fills a multiprocessor. So a
-    thread block has the largest possible size: 128 KiB in flight for some 2 us, the time of a read across the
-    bus and back. On an H200, with 132 multiprocessors, one block stores 37 GB/s, and two blocks load 49 GB/s,
-    as reads across the bus wait longer. More blocks copy little faster, and a matrix product of few tokens
-    would need a second wave on the remaining multiprocessors.
+    num_units: pairs times parts. There are no more thread blocks than these need.
+    most_blocks: see `guessed_thread_blocks`.
     """
-    whole = joined(layout)
-    units = num_pairs * sum(-(-rows.row_bytes // PART_BYTES) for rows in whole.tensors)
-    share = 132 if direction is Direction.STORE else 66
-    return max(1, min(multiprocessors // share, -(-units // (THREADS // LANES)))), THREADS
+    return max(1, min(most_blocks, -(-num_units // (THREADS // LANES)))), THREADS
+
+
+def guessed_thread_blocks(multiprocessors: int) -> dict[Direction, int]:
+    """Return the most thread blocks of a copy on a device that was not measured.
+
+    Compute cannot use the multiprocessors of a copy at all, because a matrix product fills a multiprocessor.
+    So a thread block has the largest possible size: 128 KiB in flight for some 2 us, the time of a read over
+    the bus and back. On an H200, with 132 multiprocessors, one block stores 37 GB/s, and two blocks load 49
+    GB/s, as reads across the bus wait longer.
+    """
+    return {
+        Direction.STORE: max(1, multiprocessors // 132),
+        Direction.LOAD: max(1, multiprocessors // 66),
+    }
+
+
+def most_thread_blocks(multiprocessors: int) -> int:
+    """Return the most thread blocks that a copy may have when they are measured: a fortieth of the
+    multiprocessors, so that copies both ways take a twentieth of them from compute."""
+    return max(1, multiprocessors // 40)
 
 
 @cache

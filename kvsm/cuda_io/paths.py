@@ -1,7 +1,9 @@
 """Chooses the path of a copy through the hardware: a table by direction, fragment bytes and fragment count.
 
 Which path is fastest depends on the device, its driver and its bus. So the table is measured once for each
-device and cached in a file. `PathTable.default()` estimates it from the costs of an H200.
+device and driver, and cached in a file (`kvsm copy-paths` shows it). The descriptors of a measured copy are
+made before its clock starts, as for a transfer. `PathTable.default()` estimates the table from the costs of
+an H200.
 
 The table has a cell for each power of two of bytes and count, up to `MEASURED_BYTES` together. A cell ranks
 all paths: if a path is unavailable or does not fit a copy, the next path in the ranking is taken.
@@ -14,6 +16,7 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from os import PathLike
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -35,7 +38,7 @@ class CopyPath(Enum):
     """A kernel that reads or writes page-locked host memory itself."""
 
 
-VERSION = 1
+VERSION = 2
 
 FRAGMENT_BYTES = tuple(1 << power for power in range(10, 22))
 """The measured fragment sizes. Smaller fragments use the cells of the smallest size."""
@@ -46,6 +49,12 @@ MEASURED_BYTES = 64 << 20
 RECTANGLE_ROWS = 16
 """Rows of the rectangles with which `PITCHED` is measured. It is only taken for rectangles with at least this
 many rows."""
+
+FEW_BYTES = 4 << 10
+"""Size of the fragments with which the thread blocks of the kernel are measured."""
+
+NEARLY_AS_FAST = 0.95
+"""Share of the rate of the fastest kernel that one with fewer thread blocks must reach."""
 
 KERNEL_HANDICAP = 1.1
 """Factor by which the kernel must be faster than other paths: it takes multiprocessors from compute."""
@@ -58,25 +67,54 @@ Cells = tuple[tuple[Ranking, ...], ...]
 """cells[i][j] is for 2**j fragments of FRAGMENT_BYTES[i] bytes."""
 
 
+class TableDevice(NamedTuple):
+    """The device that a table is for. driver_version: the CUDA version of its driver, 12080 for 12.8."""
+
+    name: str
+    driver_version: int
+
+    def __str__(self) -> str:
+        return f"{self.name}, driver {self.driver_version}"
+
+
+NOT_MEASURED = TableDevice("not measured", 0)
+
+
+class ThreadBlocks(NamedTuple):
+    """The most thread blocks of the copy kernel, in either direction."""
+
+    store: int
+    load: int
+
+    def by_direction(self) -> dict[Direction, int]:
+        """Return the same numbers in a dict."""
+        return {Direction.STORE: self.store, Direction.LOAD: self.load}
+
+
 class PathTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The ranking of paths by direction, fragment bytes and count, fastest path first.
 
     device: the device and driver on which this table was measured.
+    thread_blocks: of the copy kernel; None: not measured.
     """
 
     version: int
-    device: str
+    device: TableDevice
+    thread_blocks: ThreadBlocks | None
     stores: Cells
     loads: Cells
 
     @staticmethod
     def default() -> PathTable:
         """Return a table for a device that was not measured: all paths, ranked by `expected_seconds`."""
-        return PathTable.measured(expected_seconds, tuple(CopyPath), "not measured")
+        return PathTable.measured(expected_seconds, tuple(CopyPath), NOT_MEASURED, None)
 
     @staticmethod
     def measured(
-        seconds: Callable[[CopyPath, Direction, int, int], float], available: Sequence[CopyPath], device: str
+        seconds: Callable[[CopyPath, Direction, int, int], float],
+        available: Sequence[CopyPath],
+        device: TableDevice,
+        thread_blocks: ThreadBlocks | None,
     ) -> PathTable:
         """Measure every cell.
 
@@ -84,7 +122,7 @@ class PathTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             `count` scattered fragments, at most `MEASURED_BYTES` together. For `PITCHED` the fragments are
             rows of rectangles of up to `RECTANGLE_ROWS` rows.
         available: the paths to measure.
-        device: name of the device and driver for which the table is valid.
+        device, thread_blocks: of the table.
 
         Raises `ConfigError` if no path other than `PITCHED` is available.
         """
@@ -102,7 +140,7 @@ class PathTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 took[CopyPath.KERNEL] *= KERNEL_HANDICAP
             return tuple(sorted(paths, key=lambda path: took[path]))
 
-        return PathTable(VERSION, device, cells(Direction.STORE), cells(Direction.LOAD))
+        return PathTable(VERSION, device, thread_blocks, cells(Direction.STORE), cells(Direction.LOAD))
 
     def only(self, available: Sequence[CopyPath]) -> PathTable:
         """Return the table without unavailable paths. Raises `ConfigError` if no path is left, or only
@@ -111,7 +149,7 @@ class PathTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             tuple(tuple(_ranked(ranking, available) for ranking in row) for row in cells)
             for cells in (self.stores, self.loads)
         )
-        return PathTable(self.version, self.device, stores, loads)
+        return PathTable(self.version, self.device, self.thread_blocks, stores, loads)
 
     def choose(self, direction: Direction, fragment_bytes: int, count: int, rectangles: int) -> CopyPath:
         """Return the best path for a copy.
@@ -130,7 +168,7 @@ class PathTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return next(path for path in ranking if is_high or path is not CopyPath.PITCHED)
 
     @staticmethod
-    def load(file: str | PathLike[str], device: str) -> PathTable:
+    def load(file: str | PathLike[str], device: TableDevice) -> PathTable:
         """Read a table that `save` wrote for this device. Raises `ConfigError` for any other content, and
         `OSError` if the file cannot be read."""
         written = read_trusted(Path(file), _MOST_BYTES)
@@ -148,12 +186,14 @@ class PathTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Write the table atomically. Raises `OSError`."""
         write_whole(Path(file), msgspec.json.encode(self))
 
-    def _check(self, device: str) -> None:
+    def _check(self, device: TableDevice) -> None:
         """Raise `ConfigError` if the table is malformed, or belongs to another device."""
         if self.version != VERSION:
             raise ConfigError(f"it has version {self.version}, this release reads {VERSION}")
         if self.device != device:
-            raise ConfigError(f"it is for {self.device!r}, the device is {device!r}")
+            raise ConfigError(f"it is for {self.device}, the device is {device}")
+        if self.thread_blocks is not None and min(self.thread_blocks) < 1:
+            raise ConfigError(f"a kernel needs a thread block, it has {min(self.thread_blocks)}")
         for cells in (self.stores, self.loads):
             if [len(row) for row in cells] != [_powers(size) for size in FRAGMENT_BYTES]:
                 raise ConfigError("cells are missing, or too many")
@@ -178,6 +218,15 @@ def expected_seconds(path: CopyPath, _direction: Direction, fragment_bytes: int,
     if path is CopyPath.PITCHED:
         return 5e-6 + -(-count // RECTANGLE_ROWS) * 4.5e-6 + max(on_the_bus, count * 0.17e-6)
     return 40e-6 + count * fragment_bytes / 45e9
+
+
+def fewest_thread_blocks(seconds: Callable[[int], float], most: int) -> int:
+    """Return the fewest thread blocks, from 1 to `most`, that copy nearly as fast as the best number of them.
+
+    seconds: called with a number of thread blocks; returns the time of a copy (s).
+    """
+    took = [seconds(blocks) for blocks in range(1, most + 1)]
+    return next(blocks for blocks, each in enumerate(took, start=1) if each * NEARLY_AS_FAST <= min(took))
 
 
 def _powers(fragment_bytes: int) -> int:

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from kvsm.cuda_io.paths import MEASURED_BYTES, RECTANGLE_ROWS, VERSION, CopyPath, PathTable, _place, _powers
+from kvsm.cuda_io.paths import (
+    MEASURED_BYTES,
+    NOT_MEASURED,
+    RECTANGLE_ROWS,
+    VERSION,
+    CopyPath,
+    PathTable,
+    _place,
+    _powers,
+)
 from kvsm.events import Direction
 
 CELLS = tuple(range(17))
@@ -10,7 +19,7 @@ CELLS = tuple(range(17))
 LARGEST = 1 << 48
 """More bytes or fragments than any copy has: a bound for CrossHair, which explores a path for each power."""
 PITCHED_FIRST = tuple(sorted(CopyPath, key=lambda path: path is not CopyPath.PITCHED))
-TABLE = PathTable(VERSION, "of contracts", ((PITCHED_FIRST,) * 2,) * 2, ((PITCHED_FIRST,) * 2,) * 2)
+TABLE = PathTable(VERSION, NOT_MEASURED, None, ((PITCHED_FIRST,) * 2,) * 2, ((PITCHED_FIRST,) * 2,) * 2)
 """A table in which pitched copies are best in every cell, so that only the guard prevents them."""
 
 

@@ -65,8 +65,8 @@ COPYING = (
         edits=(
             Edit(
                 _ISSUE,
-                "transfer.keep = device.copy(stream, job.transfer, job.direction, *pairs)",
-                "device.copy(stream, job.transfer, job.direction, *pairs)",
+                "transfer.keep = device.copy(stream, job.transfer, job.direction, prepared)",
+                "device.copy(stream, job.transfer, job.direction, prepared)",
             ),
         ),
     ),

@@ -4,6 +4,7 @@ few.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from layouts import Bytes, Pairs, block_major, copied_one_by_one, copies, memory_of, moved
 
-from kvsm.copies.geometry import MAX_PITCH, Fragments, Rectangles, fragments, joined, rectangles, shape
+from kvsm.copies.geometry import (
+    MAX_PITCH,
+    CopyPlan,
+    CopyPlanner,
+    Fragments,
+    Rectangles,
+    _table_of,
+    fragments,
+    joined,
+)
 from kvsm.copies.layout import MemoryLayout, MemoryRows
 from kvsm.copies.pairs import merge_runs
+from kvsm.core import native
 from kvsm.events import Direction
+from kvsm.ids import SMALL
 
 FAR = 1 << 46
 """Where device memory may be: addresses beyond 32 bits."""
@@ -23,9 +35,14 @@ FAR = 1 << 46
 Copy = tuple[MemoryLayout, Direction, Pairs]
 
 
+def plan_of(layout: MemoryLayout, direction: Direction, pairs: Pairs) -> CopyPlan:
+    """The plan of the body that runs."""
+    device_blocks, host_blocks = np.array(pairs, dtype=np.int64).reshape(-1, 2).T.copy()
+    return CopyPlanner(layout).plan(direction, device_blocks, host_blocks)
+
+
 def planned(layout: MemoryLayout, direction: Direction, pairs: Pairs) -> Rectangles:
-    device_blocks, host_blocks = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
-    return rectangles(layout, direction, device_blocks, host_blocks)
+    return plan_of(layout, direction, pairs).rectangles()
 
 
 def rows_of(plan: Rectangles) -> list[tuple[int, int, int]]:
@@ -99,11 +116,83 @@ def test_never_more_rectangles_than_runs_of_tensors_or_than_fragments(copy: Copy
 
 @given(copies())
 def test_shape_is_that_of_the_plan(copy: Copy) -> None:
+    plan = plan_of(*copy)
+    sizes = plan.fragments().sizes
+    shape = int(sizes.sum()) // max(len(sizes), 1), len(sizes), len(plan.rectangles().sources)
+    assert plan.shape == shape
+
+
+@given(copies(), st.booleans())
+def test_both_bodies_plan_the_same(copy: Copy, is_far: bool) -> None:
+    """The native body makes the columns that numpy makes, also for rows beyond the largest pitch, from ids in
+    a tuple or in an array."""
     layout, direction, pairs = copy
-    plan = planned(layout, direction, pairs)
-    sizes = fragments(plan).sizes
-    found = shape(layout, *np.array(pairs, dtype=np.int64).reshape(-1, 2).T)
-    assert found == (int(sizes.sum()) // max(len(sizes), 1), len(sizes), len(plan.sources))
+    if is_far:
+        layout = with_far_rows(layout)
+    ids = np.array(pairs, dtype=np.int64).reshape(-1, 2).T.copy()
+    forms = [(ids[0], ids[1])]
+    if len(pairs) <= SMALL:
+        forms.append((tuple(ids[0].tolist()), tuple(ids[1].tolist())))
+    with native.without():
+        expected = CopyPlanner(moved(layout, FAR)).plan(direction, *forms[0])
+    for form in forms:
+        found = CopyPlanner(moved(layout, FAR)).plan(direction, *form)
+        assert found.shape == expected.shape
+        assert_same_columns(found.rectangles(), expected.rectangles())
+        assert_same_columns(found.fragments(), expected.fragments())
+
+
+def with_far_rows(layout: MemoryLayout) -> MemoryLayout:
+    """The same layout with host blocks further apart than a 2-D copy can have its rows."""
+    return MemoryLayout(
+        layout.tensors, layout.host._replace(stride=MAX_PITCH + layout.host.stride), layout.offsets
+    )
+
+
+def assert_same_columns(found: Sequence[Any], expected: Sequence[Any]) -> None:
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == other.dtype
+        assert one.tolist() == other.tolist()
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=40), st.integers(1, 3))
+def test_pairs_are_sorted_by_host_block_and_equal_ones_keep_their_order(hosts: list[int], times: int) -> None:
+    """A load may read a host block several times; ids have up to 32 bits."""
+    layout = block_major(
+        [MemoryRows(FAR, 64, 1 << 32, 64), MemoryRows(2 * FAR, 64, 1 << 32, 64)], 8 * FAR, 1 << 32
+    )
+    host_blocks = np.array(hosts * times, np.int64)
+    device_blocks = np.arange(0, 2 * len(host_blocks), 2)
+    order = sorted(range(len(host_blocks)), key=host_blocks.tolist().__getitem__)
+    found = CopyPlanner(layout).plan(Direction.LOAD, device_blocks, host_blocks).fragments()
+    assert found.targets[: len(order)].tolist() == [FAR + 64 * 2 * place for place in order]
+
+
+def test_ids_that_the_native_body_does_not_read_are_planned_all_the_same() -> None:
+    layout = block_major(tensors_apart(2, 100_000), 0, 1000)
+    expected = CopyPlanner(layout).plan(Direction.STORE, (1, 5), (2, 9)).fragments()
+    for ids in (np.array([1, 5], np.int32), [1, 5]):
+        found = CopyPlanner(layout).plan(Direction.STORE, ids, (2, 9)).fragments()  # type: ignore[arg-type]
+        assert_same_columns(found, expected)
+
+
+@pytest.mark.skipif(bool(native.WHY_NOT), reason="there is no native body")
+@pytest.mark.parametrize("function", ["plan_rectangles", "plan_fragments"])
+def test_the_native_body_refuses_runs_and_layouts_of_others(function: str) -> None:
+    """They would be read beyond their end."""
+    table = _table_of(block_major(tensors_apart(2, 100_000), 0, 1000))
+    packed, _ = native.plan_runs(table, (1, 5), (2, 9)) or (b"", 0)
+    make = getattr(native, function)
+    for layout, runs, count in (
+        (table[:-8], packed, 4),
+        (b"", packed, 4),
+        (table, packed, 3),
+        (table, b"", 4),
+    ):
+        with pytest.raises(ValueError, match="come from plan_runs"):
+            make(layout, True, runs, count)
+    assert native.plan_runs(table[:-8], (1,), (2,)) is None
+    assert native.plan_runs(table, (1,), (2, 3)) is None
 
 
 def tensors_apart(num_tensors: int, distance: int, count: int = 1000, stride: int = 64) -> list[MemoryRows]:

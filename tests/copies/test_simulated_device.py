@@ -88,7 +88,7 @@ def test_the_pieces_of_a_copy_come_in_any_order() -> None:
     def run(choose: Choose) -> None:
         device, host = pools(3)
         simulated = SimulatedDevice(device, host, choose)
-        kept = simulated.copy(simulated.compute, 0, STORE, (0, 1, 2), (0, 1, 2))
+        kept = simulated.copy(simulated.compute, 0, STORE, ((0, 1, 2), (0, 1, 2)))
         states = []
         while simulated.step():
             states.append(tuple(host[:, 0].tolist()))
@@ -141,7 +141,7 @@ def test_a_copy_copies_every_pair_whatever_its_pieces(random: Random, blocks: in
     targets = np.array(random.sample(range(BLOCKS), blocks), np.int64)
     expected = device.copy()
     expected[ids] = host[targets]
-    kept = simulated.copy(simulated.compute, 0, LOAD, ids, targets)
+    kept = simulated.copy(simulated.compute, 0, LOAD, (ids, targets))
     simulated.synchronize()
     assert (device == expected).all(), kept
     assert races(simulated) == []
@@ -165,7 +165,7 @@ def test_steps_can_be_listed_and_run_by_hand() -> None:
 def test_nothing_happens_before_somebody_lets_it() -> None:
     device, host = pools()
     simulated = SimulatedDevice(device, host, in_order)
-    kept = simulated.copy(simulated.compute, 0, STORE, (0,), (0,))
+    kept = simulated.copy(simulated.compute, 0, STORE, ((0,), (0,)))
     event = simulated.compute.record()
     assert not event.done()
     assert host[0, 0] == 100, kept
@@ -200,7 +200,7 @@ def test_compute_is_never_further_behind_than_a_queue_is_long() -> None:
 def test_closing_under_a_copy_is_an_error() -> None:
     """No reuse in flight (S3): memory is given back while a copy still has to touch it."""
     device = new_device()
-    kept = device.copy(device.compute, 0, STORE, (0,), (0,))
+    kept = device.copy(device.compute, 0, STORE, ((0,), (0,)))
     with pytest.raises(PropertyBroken, match=r"^no reuse in flight \(S3\): .*: store 0 on stream 'compute'"):
         device.close()
     device.synchronize()
@@ -217,7 +217,7 @@ def test_a_kernel_and_a_copy_of_two_streams_race_in_every_schedule() -> None:
     def run(choose: Choose) -> None:
         device = new_device(choose, pieces=1)
         device.launch("step 12", writes=[3])
-        kept = device.copy(device.new_stream("own"), 0, STORE, (3,), (0,))
+        kept = device.copy(device.new_stream("own"), 0, STORE, ((3,), (0,)))
         run_all(device)
         kernel, copy = (
             "kernel 'step 12' on stream 'compute' writes it",
@@ -233,7 +233,7 @@ def test_a_kernel_and_a_copy_of_two_streams_race_in_every_schedule() -> None:
 
 def test_two_pairs_of_one_copy_are_unordered() -> None:
     device = new_device()
-    kept = device.copy(device.compute, 0, LOAD, (4, 4), (0, 1))
+    kept = device.copy(device.compute, 0, LOAD, ((4, 4), (0, 1)))
     device.synchronize()
     assert [race.location for race in device.races] == [("device block", 4)], kept
 
@@ -242,7 +242,7 @@ def test_two_pairs_of_one_copy_are_unordered() -> None:
 def test_the_host_is_ordered_behind_a_copy_by_its_event_alone(learn: str) -> None:
     """Order of copies (S12): that the copy is over does not help, because the host cannot know it."""
     device = new_device()
-    kept = device.copy(device.compute, 0, STORE, (0,), (5,))
+    kept = device.copy(device.compute, 0, STORE, ((0,), (5,)))
     event = device.compute.record()
     run_all(device)
     if learn == "done":
@@ -258,9 +258,9 @@ def test_the_host_is_ordered_behind_a_copy_by_its_event_alone(learn: str) -> Non
 def test_what_the_host_did_is_before_what_it_queues() -> None:
     """Order of copies (S12): but not before work that was queued already."""
     device = new_device()
-    early = device.copy(device.compute, 0, LOAD, (0,), (5,))
+    early = device.copy(device.compute, 0, LOAD, ((0,), (5,)))
     device.host_accesses("filling", writes=[5, 6])
-    late = device.copy(device.compute, 1, LOAD, (1,), (6,))
+    late = device.copy(device.compute, 1, LOAD, ((1,), (6,)))
     run_all(device)
     assert [race.location for race in device.races] == [("host block", 5)], (early, late)
 
@@ -291,9 +291,9 @@ def test_ids_that_are_overwritten_before_the_copy_has_read_them_are_a_race() -> 
     device, host = pools()
     simulated = SimulatedDevice(device, host, in_order)
     table, targets = np.arange(20), np.arange(20)
-    first = simulated.copy(simulated.compute, 0, STORE, table[:3], targets[:3])
+    first = simulated.copy(simulated.compute, 0, STORE, (table[:3], targets[:3]))
     table[:3] = 7
-    second = simulated.copy(simulated.compute, 1, STORE, table[:3], targets[3:6])
+    second = simulated.copy(simulated.compute, 1, STORE, (table[:3], targets[3:6]))
     run_all(simulated)
     assert host[:3, 0].tolist() == [8, 8, 8], (first, second)
     text = "the host, for store 1, writes it and store 0 on stream 'compute' reads it"
@@ -304,7 +304,7 @@ def test_ids_may_be_overwritten_when_the_copy_is_known_to_be_over() -> None:
     device = new_device()
     table = np.arange(20)
     for _ in range(3):
-        kept = device.copy(device.compute, 0, STORE, table, np.arange(20))
+        kept = device.copy(device.compute, 0, STORE, (table, np.arange(20)))
         device.compute.record().synchronize()
         del kept
     assert races(device) == []
@@ -314,7 +314,7 @@ def test_ids_that_were_freed_and_their_memory_used_again_are_no_race() -> None:
     """A new array at the address of an old one is another table, and nothing is left of the old one."""
     device = new_device()
     for _ in range(50):
-        kept = device.copy(device.compute, 0, STORE, np.arange(20), np.arange(20))
+        kept = device.copy(device.compute, 0, STORE, (np.arange(20), np.arange(20)))
         run_all(device)
         del kept
     assert races(device) == []
@@ -324,7 +324,7 @@ def test_ids_that_were_freed_and_their_memory_used_again_are_no_race() -> None:
 def test_ids_that_nobody_keeps_are_a_race() -> None:
     """B37: they are freed before the copy reads them."""
     device = new_device()
-    device.copy(device.compute, 0, STORE, (0,), (0,))
+    device.copy(device.compute, 0, STORE, ((0,), (0,)))
     event = device.compute.record()
     with pytest.raises(RuntimeError, match="id table of transfer 0: the owner that dropped it"):
         event.synchronize()
@@ -339,9 +339,9 @@ def test_a_copy_fails_after_some_of_its_pieces_and_the_stream_goes_on(pieces: in
     device, host = pools()
     simulated = SimulatedDevice(device, host, in_order)
     simulated.failing[0] = pieces
-    first = simulated.copy(simulated.compute, 0, STORE, (0, 1, 2), (0, 1, 2))
+    first = simulated.copy(simulated.compute, 0, STORE, ((0, 1, 2), (0, 1, 2)))
     failed = simulated.compute.record()
-    second = simulated.copy(simulated.compute, 1, STORE, (5,), (5,))
+    second = simulated.copy(simulated.compute, 1, STORE, ((5,), (5,)))
     good = simulated.compute.record()
     good.synchronize()
     assert host[:6, 0].tolist() == [*range(1, pieces + 1), *range(100 + pieces, 105), 6], (first, second)
@@ -354,7 +354,7 @@ def test_a_copy_fails_after_some_of_its_pieces_and_the_stream_goes_on(pieces: in
 def test_a_lost_device_touches_nothing_and_says_so() -> None:
     device, host = pools()
     simulated = SimulatedDevice(device, host, in_order)
-    kept = simulated.copy(simulated.compute, 0, STORE, (0, 1, 2), (0, 1, 2))
+    kept = simulated.copy(simulated.compute, 0, STORE, ((0, 1, 2), (0, 1, 2)))
     event = simulated.compute.record()
     simulated.step()
     simulated.lose("fell off the bus")
@@ -366,7 +366,7 @@ def test_a_lost_device_touches_nothing_and_says_so() -> None:
         simulated.synchronize,
         lambda: simulated.compute.wait(event),
         lambda: simulated.launch("step 1"),
-        lambda: simulated.copy(simulated.compute, 0, STORE, (0,), (0,)),
+        lambda: simulated.copy(simulated.compute, 0, STORE, ((0,), (0,))),
     ):
         with pytest.raises(DeviceLost, match="fell off the bus"):
             ask()

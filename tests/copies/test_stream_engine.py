@@ -30,7 +30,7 @@ from kvsm.copies.streams import StreamCopyEngine
 from kvsm.core.plan import TransferJob
 from kvsm.errors import DeviceLost, TransferFailed
 from kvsm.events import Direction
-from kvsm.ids import IdArray, pack
+from kvsm.ids import pack
 
 STORE, LOAD = Direction.STORE, Direction.LOAD
 BLOCKS = 24
@@ -380,13 +380,13 @@ class ReusesItsTable(SimulatedDevice):
 
     table = None
 
-    def copy(self, stream: Any, transfer: int, direction: Direction, *pairs: IdArray) -> object:
+    def copy(self, stream: Any, transfer: int, direction: Direction, pairs: Any) -> object:
         device_blocks, host_blocks = pairs
         if self.table is None:
             self.table = np.zeros((2, 4), np.int64)
         ids = self.table[:, : len(host_blocks)]
         ids[0], ids[1] = device_blocks, host_blocks
-        return super().copy(stream, transfer, direction, ids[0], ids[1])
+        return super().copy(stream, transfer, direction, (ids[0], ids[1]))
 
 
 def store_and_load_by_one_table(choose: Choose) -> Rank:
@@ -564,9 +564,9 @@ class RefusesTheSecondHalf(SimulatedDevice):
     """Queues half of a copy, then has no room, as may happen to a driver. It keeps what the queued half
     reads."""
 
-    def copy(self, stream: Any, transfer: int, direction: Direction, *pairs: IdArray) -> object:
+    def copy(self, stream: Any, transfer: int, direction: Direction, pairs: Any) -> object:
         half = len(pairs[0]) // 2
-        self.kept = super().copy(stream, transfer, direction, *(ids[:half] for ids in pairs))
+        self.kept = super().copy(stream, transfer, direction, tuple(ids[:half] for ids in pairs))
         raise MemoryError("no room for descriptors")
 
 

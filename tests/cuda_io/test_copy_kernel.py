@@ -30,9 +30,11 @@ from kvsm.cuda_io.kernel import (
     KernelParameters,
     compile_copy_kernel,
     grid,
+    guessed_thread_blocks,
     kernel_pairs,
     kernel_parts,
     load_nvrtc,
+    most_thread_blocks,
     vector_bytes,
 )
 from kvsm.errors import ConfigError
@@ -133,7 +135,7 @@ def test_rows_longer_than_a_part_are_copied_whole(run: Run, direction: Direction
     tensors = [MemoryRows(start, size + 1, 6, size) for start, size in zip(starts, sizes)]
     layout = block_major(tensors, starts[-1] + 8 * sizes[-1] + 16, 5)
     pairs = [(5, 0), (0, 3), (3, 4), (1, 1)]
-    size = grid(direction, len(pairs), layout, 132)
+    size = grid(len(pairs) * len(kernel_parts(layout)), guessed_thread_blocks(132)[direction])
     expected = copied_one_by_one(memory_of(layout), layout, direction, pairs)
     assert np.array_equal(copied(run, layout, direction, pairs, size), expected)
 
@@ -172,9 +174,9 @@ def test_grid_has_a_warp_for_each_part_up_to_its_share_of_the_device(
 ) -> None:
     rows = [MemoryRows(place * (4 * PART_BYTES), 1 << 20, 10, row_bytes) for place in range(num_tensors)]
     layout = block_major(rows, 0, 10)
-    blocks, threads = grid(direction, num_pairs, layout, 132)
-    units, warps = num_pairs * len(kernel_parts(layout)), threads // LANES
-    share = 1 if direction is Direction.STORE else 2
+    units, share = num_pairs * len(kernel_parts(layout)), guessed_thread_blocks(132)[direction]
+    blocks, threads = grid(units, share)
+    warps = threads // LANES
     assert threads == THREADS
     assert 1 <= blocks <= share
     assert blocks == share or blocks * warps >= units
@@ -182,8 +184,17 @@ def test_grid_has_a_warp_for_each_part_up_to_its_share_of_the_device(
 
 
 def test_grid_has_a_thread_block_on_the_smallest_device() -> None:
-    layout = block_major([MemoryRows(0, 64, 10, 64)], 1000, 10)
-    assert grid(Direction.LOAD, 1000, layout, 4) == (1, THREADS)
+    assert set(guessed_thread_blocks(1).values()) == {1}
+    assert most_thread_blocks(1) == 1
+    assert grid(0, 1) == (1, THREADS)
+
+
+@given(st.integers(1, 1000))
+def test_copies_take_few_multiprocessors_from_compute(multiprocessors: int) -> None:
+    """At most a twentieth for both directions, measured or not, unless that is less than one each."""
+    guessed, most = guessed_thread_blocks(multiprocessors), most_thread_blocks(multiprocessors)
+    assert max(guessed.values()) <= most
+    assert 2 * most <= max(2, multiprocessors / 20)
 
 
 def test_thousands_of_small_fragments_need_few_bytes_of_table() -> None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,12 +30,14 @@ from kvsm.copies.copy_engine import CopyResult
 from kvsm.core.plan import TransferJob
 from kvsm.cuda_io import copier, driver, paths
 from kvsm.cuda_io.cuda_engine import CudaCopyEngine, ThreadSubmitter
-from kvsm.cuda_io.paths import CopyPath, PathTable
+from kvsm.cuda_io.paths import CopyPath, PathTable, TableDevice
 from kvsm.errors import ConfigError, TransferFailed
 from kvsm.events import Direction
 
 COMPUTE = 0
 """The handle of the stream that stands for the model's: the default stream."""
+
+FAKE_GPU = TableDevice("Fake GPU", 13000)
 
 CALLS = {
     CopyPath.BATCH: "cuMemcpyBatchAsync",
@@ -305,7 +307,8 @@ def test_what_a_batch_is_described_by_lives_until_it_is_over(fake: FakeDriver) -
     pools = Pools(fake)
     with pools.engine(CopyPath.BATCH) as engine, driver.CudaContext(0) as context:
         stream = engine._streams[Direction.STORE]
-        kept = engine._device.copy(stream, 1, Direction.STORE, (1, 2), (3, 4))
+        prepared = engine._device.prepare(Direction.STORE, (1, 2), (3, 4))
+        kept = engine._device.copy(stream, 1, Direction.STORE, prepared)
         context.release()
         assert [column.dtype for column in kept] == [np.uint64] * 3
         assert sum(kept.sizes) == 2 * 48
@@ -315,17 +318,29 @@ def test_what_a_batch_is_described_by_lives_until_it_is_over(fake: FakeDriver) -
 
 
 def test_submit_returns_while_the_driver_is_busy_with_a_copy(fake: FakeDriver) -> None:
-    """The caller does not wait for work that grows with the blocks."""
-    release = threading.Event()
-    with Pools(fake).engine(CopyPath.BATCH) as engine:
+    """The caller does not wait for work that grows with the blocks, and a small copy keeps its place behind a
+    large one of its direction."""
+    release, many, begun = threading.Event(), list(range(100)), []
+    with Pools(fake, blocks=200).engine(CopyPath.BATCH) as engine:
         copy = engine._device.copy
-        engine._device.copy = lambda *arguments: (release.wait(), copy(*arguments))[1]  # type: ignore[method-assign]
-        engine.submit(store(1, [5], [3]))
-        engine.submit(store(2, [6], [4]))
+
+        def wait_and_copy(stream: Any, transfer: int, *arguments: Any) -> Any:
+            begun.append((transfer, threading.current_thread()))
+            release.wait(60)
+            return copy(stream, transfer, *arguments)
+
+        engine._device.copy = wait_and_copy  # type: ignore[method-assign]
+        engine.submit(store(1, many, many))
+        engine.submit(store(2, [106], [104]))
         assert engine.poll() == []
         release.set()
+        engine.submit(load(3, [150], [150]))
         engine.drain()
-        assert [result.good for result in engine.poll()] == [True, True]
+        assert sorted(result.transfer for result in engine.poll() if result.good) == [1, 2, 3]
+    threads = dict(begun)
+    assert [transfer for transfer, _ in begun if transfer != 3] == [1, 2]
+    assert threads[1] is threads[2] is not threading.current_thread()
+    assert threads[3] is threading.current_thread()
 
 
 def test_any_thread_may_call_and_none_gets_another_current_context(fake: FakeDriver) -> None:
@@ -447,20 +462,43 @@ def test_a_kernel_that_reads_memory_which_is_not_there_loses_the_device(fake: Fa
     assert "CUDA_ERROR_ILLEGAL_ADDRESS" in result.error
 
 
-def test_a_submitter_that_dies_ends_its_transfers_when_nothing_of_them_runs(fake: FakeDriver) -> None:
+@pytest.mark.parametrize(
+    ("blocks", "reason"),
+    [
+        (1, "the hand-over of a copy failed: cuEventRecord"),
+        (100, "the submitting thread died of cuEventRecord"),
+    ],
+    ids=("in the caller", "in its thread"),
+)
+def test_a_submitter_that_dies_ends_its_transfers_when_nothing_of_them_runs(
+    fake: FakeDriver, blocks: int, reason: str
+) -> None:
     """Progress (S9), promise 4: the event behind the copy cannot be recorded, so nobody else would wait for
     the copy."""
-    pools = Pools(fake)
+    pools, ids = Pools(fake, blocks=200), list(range(blocks))
     with pools.engine(CopyPath.BATCH) as engine:
         fake.fail("cuEventRecord", nth=3)  # the mark, the begin, the end
-        (result,) = finish(engine, store(1, [5], [3]))
+        (result,) = finish(engine, store(1, ids, ids))
         written = pools.host.copy()
-        with pytest.raises(TransferFailed, match="the submitting thread died"):
-            engine.submit(store(2, [7], [7]))
+        with pytest.raises(TransferFailed, match=reason):
+            engine.submit(store(2, [107], [107]))
     assert not result.good
-    assert "the submitting thread died of cuEventRecord" in result.error
+    assert reason in result.error
     assert np.array_equal(pools.host, written)
-    assert np.array_equal(written[3], pools.blocks(5)[0])
+    assert np.array_equal(written[ids], pools.blocks(*ids))
+
+
+def test_an_interrupted_caller_gets_its_interrupt_and_the_transfer_ends(fake: FakeDriver) -> None:
+    """Progress (S9): Ctrl-C reaches a caller while it hands a copy over."""
+    pools = Pools(fake)
+    with pools.engine(CopyPath.BATCH) as engine:
+        engine._device.copy = Mock(side_effect=KeyboardInterrupt)  # type: ignore[method-assign]
+        with pytest.raises(KeyboardInterrupt):
+            engine.submit(store(1, [5], [3]))
+        engine.drain()
+        (result,) = engine.poll()
+    assert not result.good
+    assert "KeyboardInterrupt" in result.error
 
 
 def test_what_was_put_behind_a_death_never_runs_and_nobody_waits_for_it() -> None:
@@ -470,7 +508,9 @@ def test_what_was_put_behind_a_death_never_runs_and_nobody_waits_for_it() -> Non
         ready.wait()
         raise MemoryError("no more")
 
-    submitter = ThreadSubmitter("own", died.append, lambda: None, settle=lambda: ran.append("settled"))
+    submitter = ThreadSubmitter(
+        "own", died.append, lambda: None, nullcontext(), settle=lambda: ran.append("settled")
+    )
     submitter.put(die)
     submitter.put(lambda: ran.append("called"))
     waiting = threading.Thread(target=submitter.flush)
@@ -488,7 +528,8 @@ def test_what_was_put_behind_a_death_never_runs_and_nobody_waits_for_it() -> Non
 def test_a_thread_that_cannot_use_the_gpu_says_so(fake: FakeDriver) -> None:
     pools = Pools(fake)
     with pools.engine() as engine:
-        finish(engine, store(1, [5], [3]))  # its own submitter has got through that
+        for own in engine._submitters.values():
+            own.flush()  # they have a context
         died: list[str] = []
         fake.fail("cuCtxSetCurrent")
         submitter = engine._device.new_submitter("own", died.append)
@@ -671,7 +712,7 @@ def measured_copies(fake: FakeDriver) -> int:
 
 def test_paths_are_measured_once_for_a_gpu_and_its_driver(fake: FakeDriver, quick_table: Path) -> None:
     assert measured_copies(fake) > 0
-    assert PathTable.load(quick_table, "Fake GPU, driver 13000").device == "Fake GPU, driver 13000"
+    assert PathTable.load(quick_table, FAKE_GPU).device == FAKE_GPU
     assert measured_copies(fake) == 0
 
 
@@ -682,7 +723,7 @@ def test_every_available_path_is_measured_but_runs_beside_batches(
     assert named(fake, "cuMemcpyBatchAsync")
     assert named(fake, "cuMemcpy2DAsync")
     assert named(fake, "cuLaunchKernel")
-    table = PathTable.load(quick_table, "Fake GPU, driver 13000")
+    table = PathTable.load(quick_table, FAKE_GPU)
     assert sorted(path.value for path in table.stores[0][0]) == ["batch", "kernel", "pitched"]
 
 

@@ -29,8 +29,8 @@ BUGS = (
         (
             Edit(
                 f"{_DEVICE}.copy",
-                "return self._copier.copy(path, stream.handle, direction, device_blocks, host_blocks)",
-                "self._copier.copy(path, stream.handle, direction, device_blocks, host_blocks)",
+                "return prepared.keep",
+                "return None",
             ),
         ),
     ),
@@ -42,8 +42,8 @@ BUGS = (
         (
             Edit(
                 f"{_DEVICE}.new_submitter",
-                "return ThreadSubmitter(name, died, self._context.make_current, self._settle)",
-                "return ThreadSubmitter(name, died, lambda: None, self._settle)",
+                "return ThreadSubmitter(name, died, self._context.make_current, self._context, self._settle)",
+                "return ThreadSubmitter(name, died, lambda: None, self._context, self._settle)",
             ),
         ),
     ),

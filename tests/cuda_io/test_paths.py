@@ -17,22 +17,27 @@ from kvsm.cuda_io.paths import (
     FRAGMENT_BYTES,
     KERNEL_HANDICAP,
     MEASURED_BYTES,
+    NEARLY_AS_FAST,
     RECTANGLE_ROWS,
     CopyPath,
     PathTable,
+    TableDevice,
+    ThreadBlocks,
+    fewest_thread_blocks,
 )
 from kvsm.errors import ConfigError
 from kvsm.events import Direction
 
 ALL = tuple(CopyPath)
-NAME = "NVIDIA H200, driver 12080"
+H200 = TableDevice("NVIDIA H200", 12080)
+BLOCKS = ThreadBlocks(2, 3)
 
 
 def random_seconds(path: CopyPath, direction: Direction, fragment_bytes: int, count: int) -> float:
     return Random(f"{path.name} {direction.name} {fragment_bytes} {count}").random()
 
 
-RANDOM = PathTable.measured(random_seconds, ALL, NAME)
+RANDOM = PathTable.measured(random_seconds, ALL, H200, BLOCKS)
 
 directions = st.sampled_from(Direction)
 sizes = st.integers(0, 64 << 20)
@@ -77,7 +82,7 @@ def test_measuring_takes_each_cell_once_for_each_available_path_and_keeps_to_its
         return 1.0
 
     available = (CopyPath.KERNEL, CopyPath.BATCH)
-    PathTable.measured(seconds, available, NAME)
+    PathTable.measured(seconds, available, H200, BLOCKS)
     powers = [1 << power for power in range(40)]
     cells = [(size, count) for size in FRAGMENT_BYTES for count in powers if size * count <= MEASURED_BYTES]
     expected = [
@@ -86,13 +91,21 @@ def test_measuring_takes_each_cell_once_for_each_available_path_and_keeps_to_its
     assert sorted(asked, key=repr) == sorted(expected, key=repr)
 
 
+@given(st.lists(st.floats(1e-3, 1.0), min_size=1, max_size=8))
+def test_a_kernel_has_no_more_thread_blocks_than_its_speed_needs(took: list[float]) -> None:
+    """Each one takes a multiprocessor from compute."""
+    blocks = fewest_thread_blocks(lambda number: took[number - 1], len(took))
+    assert took[blocks - 1] * NEARLY_AS_FAST <= min(took)
+    assert all(each * NEARLY_AS_FAST > min(took) for each in took[: blocks - 1])
+
+
 @pytest.mark.parametrize(
     ("kernel_seconds", "expected"), [(0.95, CopyPath.BATCH), (1.0, CopyPath.BATCH), (0.85, CopyPath.KERNEL)]
 )
 def test_kernel_must_be_clearly_faster(kernel_seconds: float, expected: CopyPath) -> None:
     """The kernel takes multiprocessors from compute."""
     took = {CopyPath.BATCH: 1.0, CopyPath.KERNEL: kernel_seconds}
-    table = PathTable.measured(lambda path, *_: took[path], tuple(took), NAME)
+    table = PathTable.measured(lambda path, *_: took[path], tuple(took), H200, None)
     assert table.choose(Direction.STORE, 4096, 1000, 1000) is expected
 
 
@@ -124,7 +137,7 @@ def test_saved_table_comes_back(tmp_path: Path) -> None:
     file = tmp_path / "paths.json"
     PathTable.default().save(file)
     RANDOM.save(file)
-    assert PathTable.load(file, NAME) == RANDOM
+    assert PathTable.load(file, H200) == RANDOM
     assert list(tmp_path.iterdir()) == [file]
 
 
@@ -138,13 +151,13 @@ def test_failed_save_leaves_the_table_that_was_there(tmp_path: Path, monkeypatch
     monkeypatch.setattr("os.replace", fail)
     with pytest.raises(OSError, match="no space left"):
         PathTable.default().save(file)
-    assert PathTable.load(file, NAME) == RANDOM
+    assert PathTable.load(file, H200) == RANDOM
     assert list(tmp_path.iterdir()) == [file]
 
 
 def test_missing_file_is_told_from_a_wrong_one(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        PathTable.load(tmp_path / "paths.json", NAME)
+        PathTable.load(tmp_path / "paths.json", H200)
 
 
 def changed(**changes: object) -> bytes:
@@ -157,20 +170,24 @@ def changed(**changes: object) -> bytes:
         (b"", "is no path table for this device: Input data was truncated; delete the file"),
         (b"\xff\x00", "JSON is malformed"),
         (changed()[:-2], "truncated"),
-        (changed(version=2), "it has version 2, this release reads 1"),
-        (changed(device="NVIDIA L4"), "it is for 'NVIDIA L4', the device is 'NVIDIA H200, driver 12080'"),
+        (changed(version=1), "it has version 1, this release reads 2"),
+        (
+            changed(device=("NVIDIA H200", 12060)),
+            "it is for NVIDIA H200, driver 12060, the device is NVIDIA H200, driver 12080",
+        ),
+        (changed(thread_blocks=(0, 1)), "a kernel needs a thread block, it has 0"),
         (changed(stores=RANDOM.stores[:-1]), "cells are missing, or too many"),
         (changed(loads=(RANDOM.loads[0][:-1], *RANDOM.loads[1:])), "cells are missing, or too many"),
         (changed(stores=[[["teleport"]]]), "Invalid enum value 'teleport'"),
         (changed(more=1), "unknown field `more`"),
-        (msgspec.json.encode(msgspec.to_builtins(PathTable.default())), "it is for 'not measured'"),
+        (msgspec.json.encode(msgspec.to_builtins(PathTable.default())), "it is for not measured, driver 0"),
     ],
 )
 def test_file_that_is_damaged_or_foreign_is_refused(tmp_path: Path, written: bytes, message: str) -> None:
     file = tmp_path / "paths.json"
     file.write_bytes(written)
     with pytest.raises(ConfigError, match=message) as caught:
-        PathTable.load(file, NAME)
+        PathTable.load(file, H200)
     assert str(file) in str(caught.value)
     assert "delete the file" in str(caught.value)
 
@@ -182,4 +199,4 @@ def test_file_with_a_cell_that_cannot_be_used_is_refused(tmp_path: Path, ranking
     stores[3][2] = ranking
     file.write_bytes(changed(stores=stores))
     with pytest.raises(ConfigError, match="copies need distinct paths"):
-        PathTable.load(file, NAME)
+        PathTable.load(file, H200)

@@ -20,6 +20,7 @@ from kvsm.check.threads.copy_scenarios import BLOCK_BYTES, content, fail_for_reu
 from kvsm.check.threads.primitives import ControlledThread
 from kvsm.check.threads.scenario import ThreadScenario, ThreadScope
 from kvsm.copies.copy_engine import CopyResult
+from kvsm.core.plan import TransferJob
 from kvsm.cuda_io import driver
 from kvsm.cuda_io.cuda_engine import CudaCopyEngine
 from kvsm.cuda_io.driver import CudaError
@@ -133,6 +134,13 @@ FAILING_RECORDS = (
 )
 
 
+class _ChosenWays(CudaCopyEngine):
+    """Any copy may be large, so that its submitter queues it, or small, so that its caller may."""
+
+    def _is_small(self, job: TransferJob) -> bool:
+        return bool(control().choose(f"transfer {job.transfer} is small", 2))
+
+
 class DrivenCopies(ThreadScenario):
     """A store after the kernel that writes its block, and a load between two kernels that read its block.
 
@@ -147,6 +155,7 @@ class DrivenCopies(ThreadScenario):
         "kvsm.cuda_io.driver:call": _stepping_call,
         "kvsm.cuda_io.driver:_entry": _stepping_entry,
         "kvsm.cuda_io.driver:_quick": _stepping_quick,
+        "kvsm.cuda_io.cuda_engine:SPINS": 1,
     }
     notable = ("a copy fails", "all copies are good", "the caller waits", "compute is held")
 
@@ -160,7 +169,7 @@ class DrivenCopies(ThreadScenario):
         self._host[stores] = content(stores)
         fake.page_lock(self._host)
         path = CopyPath.KERNEL if self.size["kernel"] else CopyPath.BATCH
-        engine = CudaCopyEngine([self._device], self._host, lambda: COMPUTE, path)
+        engine = _ChosenWays([self._device], self._host, lambda: COMPUTE, path)
         _streams.begin(COMPUTE, "compute")  # the last one, so that one delay lets copies overtake it
         self._results: dict[int, CopyResult] = {}
         self._fail_something(fake)

@@ -8,6 +8,7 @@ The ordering logic alone, with copies in pieces and races found by vector clocks
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,7 @@ from kvsm.copies.copy_engine import CopyResult
 from kvsm.copies.layout import MemoryLayout
 from kvsm.copies.rank_memory import NumpyPools
 from kvsm.copies.streams import StreamCopyEngine
+from kvsm.core.plan import TransferJob
 from kvsm.cuda_io.cuda_engine import ThreadSubmitter
 from kvsm.errors import PropertyBroken, TransferFailed
 from kvsm.events import Direction
@@ -124,16 +126,19 @@ class StreamThreads:
         return self._streams[-1]
 
     def new_submitter(self, name: str, died: Callable[[str], None]) -> ThreadSubmitter:
-        self.submitters.append(ThreadSubmitter(name, died, lambda: None, self._settle))
+        self.submitters.append(ThreadSubmitter(name, died, lambda: None, nullcontext(), self._settle))
         return self.submitters[-1]
 
-    def copy(
+    def prepare(
         self,
-        stream: StreamThread,
-        transfer: int,
-        direction: Direction,
+        direction: Direction,  # noqa: ARG002 (copies of numpy need no descriptors)
         device_blocks: IdArray,
         host_blocks: IdArray,
+    ) -> tuple[IdArray, IdArray]:
+        return device_blocks, host_blocks
+
+    def copy(
+        self, stream: StreamThread, transfer: int, direction: Direction, prepared: tuple[IdArray, IdArray]
     ) -> None:
         self.copying.add(transfer)
 
@@ -142,7 +147,7 @@ class StreamThreads:
             if transfer in self.bad:
                 self.copying.discard(transfer)
                 raise OSError(f"transfer {transfer} fails")
-            self._pools.copy(direction, device_blocks, host_blocks)
+            self._pools.copy(direction, *prepared)
             control().reach(f"transfer {transfer} has copied")
             self.copying.discard(transfer)
 
@@ -162,10 +167,17 @@ class StreamThreads:
             event.synchronize()
 
 
+class ChosenWays(StreamCopyEngine):
+    """Any copy may be large, so that its submitter queues it, or small, so that its caller may."""
+
+    def _is_small(self, job: TransferJob) -> bool:
+        return bool(control().choose(f"transfer {job.transfer} is small", 2))
+
+
 class SubmittedCopies(ThreadScenario):
     """A store behind the kernel that writes its block, and a load before the kernel that reads its own."""
 
-    says = "copies of the engine of streams are handed over by real submitting threads, and any may fail"
+    says = "copies of the engine of streams are queued by callers and submitting threads, and any may fail"
     sizes: Mapping[str, int] = {"stores": 1, "deaths": 0}
     modules = ("kvsm.copies.streams", "kvsm.cuda_io.cuda_engine")
     line_modules = ("kvsm.copies.streams", "kvsm.cuda_io.cuda_engine")
@@ -179,7 +191,7 @@ class SubmittedCopies(ThreadScenario):
         failing = run.choose("the copy that fails, or none", 1 if self.size["deaths"] else load + 1)
         if not self.size["deaths"] and failing:
             device.bad.add(failing)
-        engine = StreamCopyEngine(device)
+        engine = ChosenWays(device)
         if self.size["deaths"]:
             device.refusals.append(run.choose("events before one cannot be recorded", 2 * stores + 3))
         results: dict[int, CopyResult] = {}
@@ -263,7 +275,7 @@ class ClosedTwice(ThreadScenario):
     def body(self) -> None:
         device, closed = StreamThreads(1), list[str]()
         device.device[0] = content(0)
-        engine = StreamCopyEngine(device)
+        engine = ChosenWays(device)
         engine.submit(job(1, Direction.STORE, [0]))
 
         def close(who: str) -> None:

@@ -209,15 +209,18 @@ class PoolDevice:
     def compute(self) -> SimulatedStream:
         return self._runtime.device.compute
 
-    def copy(
+    def prepare(
         self,
-        stream: SimulatedStream,
-        transfer: int,
-        direction: Direction,
+        direction: Direction,  # noqa: ARG002 (a simulated copy needs no descriptors)
         device_blocks: IdArray,
         host_blocks: IdArray,
+    ) -> list[tuple[int, int]]:
+        return list(zip(listed(device_blocks), listed(host_blocks)))
+
+    def copy(
+        self, stream: SimulatedStream, transfer: int, direction: Direction, prepared: list[tuple[int, int]]
     ) -> object:
-        pairs = list(zip(listed(device_blocks), listed(host_blocks)))
+        pairs = prepared
         cuts = [len(pairs) * piece // PIECES for piece in range(PIECES + 1)]
         for first, last in pairwise(cuts):
             if first < last:

@@ -1,4 +1,4 @@
-"""The native body of the fold, and of a core's most frequent calls: decides whether it runs.
+"""The native body of the fold, of a core's most frequent calls and of copy plans: decides whether it runs.
 
 The fold has two implementations over one state. `kvsm.core.ledger`, in Python, is the reference. The C files
 here do the same for the common cases, function by function under the same names, and leave all other cases to
@@ -81,6 +81,9 @@ if TYPE_CHECKING or not WHY_NOT:
         connect_core,
         forget,
         pack_ids,
+        plan_fragments,
+        plan_rectangles,
+        plan_runs,
         taken,
         unpack_ids,
     )
@@ -96,6 +99,9 @@ else:
         connect,
         connect_core,
         forget,
+        plan_fragments,
+        plan_rectangles,
+        plan_runs,
         taken,
     )
 
@@ -150,6 +156,9 @@ __all__ = [
     "connect_core",
     "described",
     "forget",
+    "plan_fragments",
+    "plan_rectangles",
+    "plan_runs",
     "runs",
     "without",
 ]

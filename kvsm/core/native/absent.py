@@ -40,3 +40,17 @@ def taken() -> bytes:
 
 def forget() -> None:
     """Do nothing: no arc was taken."""
+
+
+def plan_runs(*_copy: object) -> None:
+    """Return None: Python plans."""
+
+
+def plan_rectangles(*_copy: object) -> bytes:
+    """Return nothing: no runs come from `plan_runs`."""
+    return b""
+
+
+def plan_fragments(*_copy: object) -> bytes:
+    """Return nothing: no runs come from `plan_runs`."""
+    return b""

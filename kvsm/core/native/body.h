@@ -69,6 +69,12 @@ PyObject *packed_ids(const int64_t *ids, Py_ssize_t count); /* of many ids. None
 PyObject *pack_ids(PyObject *module, PyObject *ids);        /* None: Python packs, or refuses */
 PyObject *unpack_ids(PyObject *module, PyObject *packed);   /* None: `pack` makes no such bytes */
 
+/* -------------------------------------------------------------------------------------- copy_plans.c */
+
+PyObject *plan_runs(PyObject *module, PyObject *arguments); /* None: Python merges, or refuses */
+PyObject *plan_rectangles(PyObject *module, PyObject *arguments);
+PyObject *plan_fragments(PyObject *module, PyObject *arguments);
+
 /* ----------------------------------------------------------------------------------------- msgpack.c */
 
 /* A writer of bytes in pieces. */

@@ -142,6 +142,10 @@ static PyMethodDef functions[] = {
     {"forget", forget, METH_NOARGS, "Make `taken` start from nothing."},
     {"pack_ids", pack_ids, METH_O, "The bytes of kvsm.ids.pack, for many ids; None: Python packs them, or refuses."},
     {"unpack_ids", unpack_ids, METH_O, "The memory of the ids, as int64; None: kvsm.ids.pack makes no such bytes."},
+    {"plan_runs", plan_runs, METH_VARARGS,
+     "The runs of a copy, and the number of its rectangles; None: Python merges, or refuses."},
+    {"plan_rectangles", plan_rectangles, METH_VARARGS, "The columns of kvsm.copies.geometry.Rectangles, uint64."},
+    {"plan_fragments", plan_fragments, METH_VARARGS, "The columns of kvsm.copies.geometry.Fragments, uint64."},
     {NULL, NULL, 0, NULL},
 };
 

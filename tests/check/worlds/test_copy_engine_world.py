@@ -22,7 +22,6 @@ from kvsm.copies.simulated import SimulatedDevice
 from kvsm.copies.streams import StreamCopyEngine
 from kvsm.errors import ConfigError, PropertyBroken
 from kvsm.events import Direction
-from kvsm.ids import IdArray
 
 TINY = CopyEngineWorldOptions(copies=1, kernels=1, holds=0)
 
@@ -95,12 +94,12 @@ class ReusesItsTable(SimulatedDevice):
 
     table: Any = None
 
-    def copy(self, stream: Any, transfer: int, direction: Direction, *pairs: IdArray) -> object:
+    def copy(self, stream: Any, transfer: int, direction: Direction, pairs: Any) -> object:
         if self.table is None:
             self.table = np.zeros((2, 4), np.int64)
         ids = self.table[:, : len(pairs[1])]
         ids[0], ids[1] = pairs
-        return super().copy(stream, transfer, direction, ids[0], ids[1])
+        return super().copy(stream, transfer, direction, (ids[0], ids[1]))
 
 
 class HoldsNothing(StreamCopyEngine):
@@ -142,10 +141,9 @@ class DoesNotWait(StreamCopyEngine):
 class CopiesToTheWrongBlock(SimulatedDevice):
     """The order of copies is right; only the bytes are wrong."""
 
-    def copy(
-        self, stream: Any, transfer: int, direction: Direction, device: IdArray, host: IdArray
-    ) -> object:
-        return super().copy(stream, transfer, direction, tuple(1 - one for one in device), host)
+    def copy(self, stream: Any, transfer: int, direction: Direction, pairs: Any) -> object:
+        device, host = pairs
+        return super().copy(stream, transfer, direction, (tuple(1 - one for one in device), host))
 
 
 WITH_HOLD = CopyEngineWorldOptions(copies=1, kernels=1, holds=1)
