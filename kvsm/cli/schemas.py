@@ -10,6 +10,7 @@ from __future__ import annotations
 from kvsm.cli.any_size import AnySizeAnswer
 from kvsm.cli.check import CheckAnswer, ListedModel
 from kvsm.cli.conform_result import ConformAnswer
+from kvsm.cli.copy_paths import CopyPathsAnswer
 from kvsm.cli.export import ExportAnswer, RedactAnswer
 from kvsm.cli.fork import ForkAnswer
 from kvsm.cli.fuzz import FuzzAnswer, FuzzReplayAnswer
@@ -39,6 +40,7 @@ SCHEMAS: dict[str, type] = {
     "kvsm.run/1": RunResult,
     "kvsm.logs/1": LogsAnswer,
     "kvsm.pools/1": PoolsAnswer,
+    "kvsm.copy-paths/1": CopyPathsAnswer,
     "kvsm.report/1": Report,
     "kvsm.replay/1": ReplayAnswer,
     "kvsm.verify/1": VerifyAnswer,

@@ -32,6 +32,7 @@ from kvsm.check.scopes.models import MODELS
 from kvsm.check.walks.failures import SavedFailure
 from kvsm.check.worlds.world import Finding
 from kvsm.cli import COMMANDS, main
+from kvsm.cli.copy_paths import CopyPathsAnswer, PathRange
 from kvsm.cli.schemas import SCHEMAS
 from kvsm.cli.vllm_fuzz import VllmFuzzAnswer, VllmFuzzFinding
 from kvsm.copies import HostPool, KeptPool
@@ -48,6 +49,7 @@ ANSWERS: Mapping[str, Sequence[str]] = {
     ),
     "kvsm.logs/1": ("logs LOGS --json", "logs LOGS --json --max-bytes 0"),
     "kvsm.pools/1": ("pools POOLS --json", "pools POOLS --json --remove"),
+    "kvsm.copy-paths/1": ("copy-paths --json", "copy-paths --measure --json"),
     "kvsm.report/1": (
         "report LOG --json",
         "report BROKEN --json",
@@ -97,6 +99,18 @@ INSTALLED = InstallationCheck(
     ranks=1,
     interface=(),
     engines=(EngineCheck(name="without kvsm"), EngineCheck(name="KvsmConnector", wrong=("no log",))),
+)
+
+
+PATHS = CopyPathsAnswer(
+    device="NVIDIA H200",
+    driver_version=13000,
+    file="copy-paths.json",
+    is_measured=True,
+    store_thread_blocks=None,
+    load_thread_blocks=2,
+    stores=[PathRange(fragment_bytes=1024, from_count=1, to_count=None, path="batch", otherwise=["kernel"])],
+    loads=[],
 )
 
 
@@ -184,6 +198,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     clean = museum.search.SearchResult(id=museum.search.CLEAN)
     monkeypatch.setattr("kvsm.cli.museum.search_all", lambda *_, **__: [found, clean])
     monkeypatch.setattr("kvsm.explain.otel_export.collector", lambda *_: InMemorySpanExporter())
+    monkeypatch.setattr("kvsm.cli.copy_paths._answer", lambda *_: PATHS)
     monkeypatch.setattr("kvsm.cli.vllm.check_installation", lambda *_: INSTALLED)
     monkeypatch.setattr("kvsm.cli.vllm.compare", lambda *_, **__: comparison())
     monkeypatch.setattr(import_module("kvsm.cli.vllm_fuzz").Hunt, "run", lambda *_, **__: hunted())
