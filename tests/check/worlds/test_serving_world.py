@@ -16,6 +16,7 @@ import pytest
 from places import ROOT
 from planted_bugs import evict_what_is_pinned, forget, plant, take_doubled_reports
 
+from examples import examples
 from kvsm.check.explore.explorer import explore
 from kvsm.check.explore.live_model import WorldScope
 from kvsm.check.explore.model import Verdict
@@ -248,7 +249,7 @@ def walked(scope: WorldScope, seed: int, *, keep_events: bool = True) -> Serving
 @pytest.mark.parametrize("name", SCOPES)
 def test_walk_comes_to_rest(name: str) -> None:
     """Progress (S9), events are state (S10): any walk winds down to rest, and the log folds to that state."""
-    for seed in range(3):
+    for seed in range(examples(3, least=1)):
         world = walked(SCOPES[name], seed)
         for _ in range(200):
             action = world.wind_down()

@@ -97,7 +97,9 @@ RICH = 31
 @cache
 def rich() -> tuple[sqlite3.Connection, PastLog]:
     log = drawn_log(RICH, 600)
-    return tables_of(log), PastLog(config_of(log), log)
+    connection, past = tables_of(log), PastLog(config_of(log), log)
+    check_tables(connection, past)
+    return connection, past
 
 
 class ChangedTables:
@@ -126,7 +128,6 @@ COLUMNS = [(table, column) for table in TABLE_ORACLES for column in TABLES[table
 @pytest.mark.parametrize(("table", "column"), COLUMNS)
 def test_a_wrong_value_in_any_column_is_seen(table: str, column: str) -> None:
     connection, past = rich()
-    check_tables(connection, past)
     changed = cast(sqlite3.Connection, ChangedTables(connection, table, column))
     with pytest.raises(PropertyBroken) as caught:
         check_tables(changed, past)

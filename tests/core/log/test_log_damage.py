@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from log_life import Life, frame_ends, names, raw_frame, read, write, write_open
 
+from examples import some
 from kvsm.core.log import LogReader
 from kvsm.core.log.frames import HEAD, MARK_OFFSET, PREAMBLE_BYTES, encode_preamble, segment_path
 from kvsm.errors import LogDamaged
@@ -151,7 +152,7 @@ def test_every_flipped_byte_of_an_open_log_is_told(tmp_path: Path, durability: s
     written = write_two_segments(path, close=False, durability=durability)
     for name in sorted(path.iterdir()):
         data, ends = name.read_bytes(), frame_ends(name)
-        for offset in range(len(data)):
+        for offset in some(range(len(data))):
             name.write_bytes(data[:offset] + bytes([data[offset] ^ 0x55]) + data[offset + 1 :])
             events, error, torn = read(path)
             assert events == written[: len(events)]
@@ -172,7 +173,7 @@ def test_every_overwritten_byte_is_reported(
     path, written = two_segments
     for name in sorted(path.iterdir()):
         data = name.read_bytes()
-        for offset in (offset for offset in range(len(data)) if data[offset] != value):
+        for offset in some([offset for offset in range(len(data)) if data[offset] != value]):
             name.write_bytes(data[:offset] + bytes([value]) + data[offset + 1 :])
             events, error, _ = read(path)
             assert events == written[: len(events)]

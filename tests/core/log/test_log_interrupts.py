@@ -15,7 +15,7 @@ import pytest
 from log_interrupts import PACKAGE, StubbornLife, check_given_up, check_interrupted, read_all
 from log_openings import slow_openings
 
-from examples import TODAY, some
+from examples import TODAY, examples, some
 
 FRAMES = [2, 1]
 SMALL = {"segment_bytes": 1, "max_bytes": 1300, "sync_interval_ms": 0}
@@ -65,7 +65,7 @@ def test_two_interrupts_damage_no_log(tmp_path: Path, sync_thread: bool) -> None
     """The second Ctrl-C comes while the next call finishes what the first has interrupted."""
     chosen, options = random.Random(1), SMALL | {"durability": "interval", "sync_thread": sync_thread}
     moments = check_interrupted(tmp_path / "0", FRAMES, options, set(), opcodes=False).moments
-    for number in range(1, 60):
+    for number in range(1, examples(60)):
         first = chosen.randint(1, moments)
         at = {first, first + chosen.randint(1, 60)}
         check_interrupted(tmp_path / str(number), FRAMES, options, at, opcodes=False)
@@ -75,7 +75,7 @@ def test_an_interrupt_that_ends_the_run_leaves_a_whole_log(tmp_path: Path) -> No
     """Ctrl-C, then a close, perhaps a second Ctrl-C in it, and nobody calls again."""
     chosen, options = random.Random(2), SMALL | {"durability": "every"}
     moments = check_interrupted(tmp_path / "0", FRAMES, options, set(), opcodes=False).moments
-    for number in range(1, 150):
+    for number in range(1, examples(150)):
         first = chosen.randint(1, moments)
         at = {first, first + chosen.randint(0, 80)}
         check_given_up(tmp_path / str(number), FRAMES, options, at, opcodes=False)
