@@ -23,7 +23,7 @@ from log_life import CONFIG, RUN, Life, directory, event, names, no_locks, read,
 from log_openings import slow_openings
 from msgspec.structs import replace
 
-from examples import examples
+from examples import examples, some
 from kvsm.core.log import LogDirectory, LogEnd, LogFollower, LogLife, LogReader, find_end, segment_file
 from kvsm.core.log.frames import MARK, MARK_OFFSET, FrameEncoder, segment_path
 from kvsm.errors import LogDamaged, LogError, LogWriteFailed
@@ -131,7 +131,7 @@ def test_two_kills_in_a_row_lose_nothing() -> None:
     """A continuation that is killed leaves what the next one can continue: a part of all pairs."""
     places = two_kills()
     assert len(places) > 2000
-    for place in places[::37]:
+    for place in some(places[::37]):
         check_two_kills(*place)
 
 

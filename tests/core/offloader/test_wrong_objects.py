@@ -152,7 +152,9 @@ def said_with(
     return said_of(machine, examples)
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@settings(
+    max_examples=examples(8, least=4), deadline=None, suppress_health_check=list(HealthCheck), database=None
+)
 @given(
     st.sampled_from([(machine, method) for machine, methods in KINDS.items() for method in methods]),
     st.sampled_from(sorted(ANSWERS)),

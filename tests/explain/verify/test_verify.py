@@ -550,7 +550,7 @@ def test_a_search_that_serves_half_of_a_hit_is_found_in_the_log_of_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stored, so served (S19): no crash and no wrong byte, but the log names a key that could be read."""
-    options = RunOptions(requests=150, device_blocks=64, host_blocks=160, log=str(tmp_path / "good"))
+    options = RunOptions(requests=60, device_blocks=64, host_blocks=160, log=str(tmp_path / "good"))
     run_workload(options)
     assert verify_log(tmp_path / "good").good
     plant(
