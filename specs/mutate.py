@@ -365,6 +365,15 @@ class Survey:
         return mutant.function in self.calls[test]
 
 
+def imports_table(item: pytest.Item, mutant: Mutant) -> bool:
+    """Whether a test's module imports the mutant's table. The test may compare it without a call."""
+    file, name = mutant.function
+    if not isinstance(mutant.definition, ast.Assign):
+        return False
+    table = vars(importlib.import_module(_module_name(file)))[name]
+    return any(value is table for value in vars(getattr(item, "module", None) or object).values())
+
+
 def survey(tests: list[str], examples: int) -> Survey:
     """Survey the tests in a child, or return the saved survey if no file has changed since."""
     digest = hashlib.blake2b(repr((tests, examples)).encode(), digest_size=8)
@@ -512,7 +521,11 @@ def run_share(mutants: list[Mutant], known: Survey, options: argparse.Namespace,
         for mutant in mutants:
             function = mutant.function
             tests = sorted(
-                (item for item in session.items if known.looks_at(item.nodeid, mutant)),
+                (
+                    item
+                    for item in session.items
+                    if known.looks_at(item.nodeid, mutant) or imports_table(item, mutant)
+                ),
                 key=lambda item: (
                     -kills[function][item.nodeid],
                     len(known.calls[item.nodeid]),
