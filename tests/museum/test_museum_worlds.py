@@ -10,6 +10,7 @@ from museum.checkers import CHECKERS
 from museum.drawn_worlds import log_ahead, routed_serving, wrong_books_of_a_core
 from mutants import MUTANTS
 from planted_bugs import plant
+from replay_life import Life, key
 
 from kvsm.check.walks.walk import walk
 from kvsm.check.worlds.audited import ledger_difference
@@ -19,7 +20,7 @@ from kvsm.check.worlds.log_ahead import LogAheadOptions, LogAheadWorld, WrittenL
 from kvsm.check.worlds.small_engine import SmallEngine
 from kvsm.check.worlds.small_request import SmallRequest
 from kvsm.check.worlds.worker_ranks import WorkerRanksWorld, draw_worker_ranks
-from kvsm.check.worlds.wrong_books import CHANGE_BOOKS, NOT_IN_BOOKS, WRONG
+from kvsm.check.worlds.wrong_books import CHANGE_BOOKS, NOT_IN_BOOKS, WRONG, WRONG_LEDGERS
 from kvsm.core.ledger.snapshot import restore, snapshot
 from kvsm.core.offloader.emitter import EventEmitter
 from kvsm.core.scheduler import StoreMode
@@ -37,6 +38,17 @@ def test_a_check_that_does_not_object_is_found(monkeypatch: pytest.MonkeyPatch) 
     world = wrong_books_of_a_core(Random(1))
     with pytest.raises(PropertyBroken, match="the invariants says: nothing"):
         world.do(CHANGE_BOOKS)
+
+
+def test_a_ledger_with_one_waiting_request_can_be_made_wrong() -> None:
+    life = Life()
+    life.core.arrive("r")
+    job = life.core.prepare_store("r", [key(0)], [0]).job
+    assert job is not None
+    assert life.core.defer("r", job.transfer)
+    change = next(one.change for one in WRONG_LEDGERS if one.says == "nobody knows that a request waits")
+    assert change(life.core.ledger)
+    assert life.core.ledger.deferred == {}
 
 
 def test_a_field_that_a_snapshot_forgets_is_seen() -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
 import msgspec
 import pytest
@@ -26,12 +27,14 @@ from kvsm.check.worlds.world import Action
 from kvsm.core.kv_events import Publisher
 from kvsm.core.ledger import Provenance, requests, transfers
 from kvsm.core.offloader import Offloader, storing
+from kvsm.core.offloader.storing import PreparedStore
 from kvsm.core.policies.lru import LRUPolicy
 from kvsm.errors import PropertyBroken
 from kvsm.events import (
     KINDS,
     HintAnswered,
     OffloadingEvent,
+    ReportRejected,
     SkipReason,
     SlowHitFound,
     StoreSkipped,
@@ -182,6 +185,30 @@ def test_what_cannot_happen_changes_nothing() -> None:
     for action in (("land", 0, 0), ("report", 0, 0), ("cancel", 0), ("load", 0, 1, 0), ("no such thing",)):
         assert not world.do(action)
     assert len(world.events) == 1
+
+
+def test_a_late_report_reaches_the_core() -> None:
+    """Stale reports (S5): the world gives the core a report on a transfer that has ended."""
+    world, _ = walked(draw_options(Random(1)), 1, 200)
+    ended = world._bench.ended[0]
+    assert world.do(("report_late", 0, 0, 1))
+    rejected = world.events[-1]
+    assert isinstance(rejected, ReportRejected)
+    assert rejected.transfer == ended.id
+
+
+def test_an_offer_that_counts_one_key_too_many_as_resident_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Offloader.store
+
+    def stored(core: Offloader, *offer: Any) -> PreparedStore:
+        outcome = store(core, *offer)
+        return msgspec.structs.replace(outcome, resident=outcome.resident + 1)
+
+    monkeypatch.setattr(Offloader, "store", stored)
+    failure = walk(drawn_world, 1, runs=1).failure
+    assert failure is not None
+    assert failure.finding.property is Property.STORED_ONCE
+    assert "does not name what is stored" in failure.finding.message
 
 
 def test_winding_down_ends_at_rest() -> None:

@@ -53,6 +53,22 @@ def test_two_engines_keep_every_promise() -> None:
     assert result.failure is None, result.failure
 
 
+def test_each_rank_may_end_its_share_of_each_import() -> None:
+    """Also of the first import, and of the only one."""
+    random, met = Random(1), set[int]()
+    for _ in range(6):
+        world = drawn_world(random)
+        for _ in range(150):
+            found = world.actions()
+            if not found:
+                break
+            expected = {(n, rank) for n, one in enumerate(world._imports) for rank in one.waiting}
+            assert {(one[1], one[2]) for one in found if one[0] == "copy"} == expected
+            met.add(len(expected))
+            world.do(world.draw(random))
+    assert {0, 1} < met
+
+
 @pytest.mark.slow
 def test_two_engines_keep_every_promise_long() -> None:
     result = walk(drawn_world, seed=2, operations=40_000)
