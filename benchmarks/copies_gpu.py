@@ -1,12 +1,13 @@
 """The GPU part of `copies.py`: the CUDA engine, relative to one contiguous copy and to the methods of other
 systems.
 
-There are three tables. *Transfers*: random pairs of blocks of 32 layers, as shares of the bandwidth of one
+There are four tables. *Transfers*: random pairs of blocks of 32 layers, as shares of the bandwidth of one
 contiguous page-locked copy of the same bytes, with the path of each. Times are measured by the wall clock and
-by the device's clock. The latter starts before the copy is planned, so it includes planning during which the
-device waits. It does not include `submit` and the hand-over to the submitting thread. *The caller*: the
-duration of `submit`, with the kernel and with a descriptor for each fragment. *Compute*: how much continuous
-offload slows loops of bf16 matrix products, attention and element-wise products, on either path.
+by the device's clock. The latter runs from right before the first copy is handed to the driver to the end of
+the last one, so it includes neither `submit` nor planning. *The caller*: the duration of `submit`, with the
+kernel and with a descriptor for each fragment. *Compute*: how much continuous offload slows loops of bf16
+matrix products, attention and element-wise products, on either path. *Thread blocks*: the rate of the kernel
+with 1 to 6 thread blocks, and how much it slows matrix products of few tokens.
 
 In the same run two other methods are measured: that of vLLM's offload, with a descriptor for each block and
 layer in one `cuMemcpyBatchAsync`, without merging; and PyTorch, with `index_select` into a staging buffer and
@@ -23,6 +24,7 @@ from threading import Event, Thread
 from typing import Any, NamedTuple
 
 import click
+import msgspec
 import numpy as np
 from page import markdown_table
 
@@ -32,13 +34,19 @@ from kvsm.copies.geometry import Fragments
 from kvsm.core.plan import TransferJob
 from kvsm.cuda_io import CUDA_PAGE_LOCKING, CudaCopyEngine
 from kvsm.cuda_io.driver import BatchCopy
-from kvsm.cuda_io.paths import CopyPath
+from kvsm.cuda_io.paths import CopyPath, PathTable, ThreadBlocks
 from kvsm.events import Direction
 from kvsm.ids import pack
 
 LAYERS = 32
 FRAGMENT_BYTES = (4 << 10, 16 << 10, 64 << 10, 256 << 10, 2 << 20)
 BLOCKS = (1, 16, 128, 1024, 4096)
+THREAD_BLOCKS = (1, 2, 3, 4, 6)
+"""Thread blocks of the copy kernel."""
+
+DEVICE, PINNED = "cuda", True
+"""Where tensors are, and whether the host's are page-locked; a dry run without a GPU changes them."""
+
 LARGEST_BYTES = 2 << 30
 """The largest transfer. Rows with more bytes are left out."""
 
@@ -61,16 +69,25 @@ class World(NamedTuple):
         self.host.close()
 
 
-def make_world(torch: Any, fragment_bytes: int, path: CopyPath | None = None) -> World:
+def make_world(
+    torch: Any, fragment_bytes: int, path: CopyPath | None = None, table: PathTable | None = None
+) -> World:
     """Pools with room for two transfers at once, one each way."""
     blocks = 2 * max(count for count in BLOCKS if count * LAYERS * fragment_bytes <= LARGEST_BYTES)
     layers = [
-        torch.randint(0, 256, (blocks, fragment_bytes), dtype=torch.uint8, device="cuda")
+        torch.randint(0, 256, (blocks, fragment_bytes), dtype=torch.uint8, device=DEVICE)
         for _ in range(LAYERS)
     ]
     host = HostPool(blocks, LAYERS * fragment_bytes, page_locking=CUDA_PAGE_LOCKING)
     torch.cuda.synchronize()
-    return World(torch, layers, host, CudaCopyEngine(layers, host.blocks, path=path), blocks, fragment_bytes)
+    return World(
+        torch,
+        layers,
+        host,
+        CudaCopyEngine(layers, host.blocks, path=path, path_table=table),
+        blocks,
+        fragment_bytes,
+    )
 
 
 def random_jobs(world: World, blocks: int, seed: int) -> tuple[TransferJob, TransferJob]:
@@ -117,8 +134,8 @@ def contiguous(world: World, copied_bytes: int, directions: Sequence[Direction])
     """The work of one contiguous copy in each direction between page-locked memory and the device."""
     torch = world.torch
     streams = {direction: torch.cuda.Stream() for direction in directions}
-    device = {way: torch.empty(copied_bytes, dtype=torch.uint8, device="cuda") for way in directions}
-    host = {way: torch.empty(copied_bytes, dtype=torch.uint8, pin_memory=True) for way in directions}
+    device = {way: torch.empty(copied_bytes, dtype=torch.uint8, device=DEVICE) for way in directions}
+    host = {way: torch.empty(copied_bytes, dtype=torch.uint8, pin_memory=PINNED) for way in directions}
 
     def work() -> None:
         for direction, stream in streams.items():
@@ -157,9 +174,9 @@ def by_torch(world: World, job: TransferJob) -> Callable[[], None]:
     torch = world.torch
     stream = torch.cuda.Stream()
     device_ids, host_ids = (torch.tensor(np.asarray(ids, np.int64)) for ids in job.pairs())
-    on_device = device_ids.cuda()
+    on_device = device_ids.to(DEVICE)
     rows, size = len(host_ids), world.fragment_bytes
-    staging = torch.empty((LAYERS, rows, size), dtype=torch.uint8, pin_memory=True)
+    staging = torch.empty((LAYERS, rows, size), dtype=torch.uint8, pin_memory=PINNED)
     host = torch.from_numpy(world.host.blocks).view(world.blocks, LAYERS, size)
 
     def store() -> None:
@@ -173,7 +190,7 @@ def by_torch(world: World, job: TransferJob) -> Callable[[], None]:
         staging.copy_(host.index_select(0, host_ids).transpose(0, 1))
         with torch.cuda.stream(stream):
             for place, layer in enumerate(world.layers):
-                layer.index_copy_(0, on_device, staging[place].to("cuda", non_blocking=True))
+                layer.index_copy_(0, on_device, staging[place].to(DEVICE, non_blocking=True))
         stream.synchronize()
 
     return store if job.direction is Direction.STORE else load
@@ -292,7 +309,7 @@ def computes(torch: Any) -> dict[str, Callable[[], None]]:
     """Loops of about 100 ms, with the kernels that dominate prefill and decode."""
 
     def made(*shape: int) -> Any:
-        return torch.randn(shape, dtype=torch.bfloat16, device="cuda")
+        return torch.randn(shape, dtype=torch.bfloat16, device=DEVICE)
 
     prefill, decode, weights = made(8192, 8192), made(256, 8192), [made(8192, 8192) for _ in range(8)]
     heads, flat, out = made(8, 32, 4096, 128), made(1 << 28), made(1 << 28)
@@ -347,6 +364,26 @@ def _beside(world: World, products: Callable[[], None], seed: int) -> tuple[floa
     return seconds, rates[0]
 
 
+def thread_block_rows(torch: Any, rounds: int) -> list[list[str]]:
+    """Measure the kernel with each number of thread blocks, in either direction, and compute beside it."""
+    rows, blocks = [], BLOCKS[-1]
+    name, compute = list(computes(torch).items())[1]
+    for number in THREAD_BLOCKS:
+        table = msgspec.structs.replace(PathTable.default(), thread_blocks=ThreadBlocks(number, number))
+        world = make_world(torch, FRAGMENT_BYTES[0], CopyPath.KERNEL, table)
+        rates = []
+        for place in range(2):
+            taken: list[float] = []
+            for seed in range(rounds + 1):
+                by_engine(world, [random_jobs(world, blocks, seed)[place]], taken)()
+            rates.append(blocks * LAYERS * world.fragment_bytes / median(taken[1:]) / 1e9)
+        alone = median(seconds_of(torch, compute) for _ in range(rounds))
+        slower = median(_beside(world, compute, seed)[0] for seed in range(rounds)) / alone - 1
+        rows.append([str(number), *(f"{rate:.1f}" for rate in rates), name, f"{slower:.1%}"])
+        world.close()
+    return rows
+
+
 def gpu_tables(rounds: int) -> tuple[str, list[str]]:
     """(name of the device, lines of the page). Raises `click.ClickException` without a GPU."""
     try:
@@ -379,4 +416,9 @@ def gpu_tables(rounds: int) -> tuple[str, list[str]]:
     )
     lines = [f"## Transfers of {LAYERS} layers", "", *transfers, "", "## The caller of `submit`", "", *caller]
     lines += ["", "## Compute beside it", "", *compute]
+    kernel = markdown_table(
+        ["thread blocks", "store, GB/s", "load, GB/s", "compute", "slower by both at once"],
+        thread_block_rows(torch, rounds),
+    )
+    lines += ["", "## Thread blocks of the kernel", "", *kernel]
     return torch.cuda.get_device_name(), lines

@@ -344,10 +344,12 @@ class CudaDevice:
         available = self._copier.available
         if path is None:
             with self._context:
-                table = path_table or cached_path_table(self._context, self._calls)
-            if table.thread_blocks is not None:
-                self._copier.thread_blocks = table.thread_blocks.by_direction()
-            return table.only(available).choose
+                path_table = path_table or cached_path_table(self._context, self._calls)
+        if path_table is not None and path_table.thread_blocks is not None:
+            self._copier.thread_blocks = path_table.thread_blocks.by_direction()
+        if path is None:
+            assert path_table is not None
+            return path_table.only(available).choose
         if path not in available:
             raise ConfigError(f"path {path.value} is asked for: {self._why_not(path)}")
         forced = path
@@ -381,8 +383,8 @@ class CudaCopyEngine(StreamCopyEngine):
     compute: called for each mark; returns the handle of the CUDA stream on which the model computes. None:
         PyTorch's current stream of the calling thread.
     path: the path that all copies take; None: chosen for each copy by `path_table`.
-    path_table: which copy takes which path. None: measured once for each kind of GPU and driver, and cached
-        in a file.
+    path_table: which copy takes which path, and the thread blocks of the kernel. None: measured once for each
+        kind of GPU and driver, and cached in a file; for a forced path, the thread blocks are guessed.
     offsets: where the part of each tensor begins in a row of the host pool (bytes); None: one after another.
 
     All methods may be called from any thread. Raises `ConfigError` if the pools do not match, or if the

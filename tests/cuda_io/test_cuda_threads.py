@@ -117,7 +117,7 @@ def test_a_scope_is_proved(name: str) -> None:
 
 def test_the_small_scope_is_proved_without_delays() -> None:
     found = explore_schedules(replace(CUDA_SCOPES["small"], preemptions=0, required=False))
-    assert (found.verdict, found.states) == (Verdict.PROVED, 6)
+    assert (found.verdict, found.states) == (Verdict.PROVED, 24)
 
 
 @pytest.mark.slow
