@@ -351,6 +351,13 @@ BUGS = (
         ),
     ),
     ThreadBug(
+        "a caller claims its turn although an earlier copy is not queued yet",
+        "dead-submitters",
+        Property.PROGRESS,
+        1,
+        (Edit(f"{_SUBMITTER}.claim", "if self._dead or self._unfinished:", "if self._dead:"),),
+    ),
+    ThreadBug(
         "the proof of a load wakes nobody",
         "verifying",
         Property.PROGRESS,
