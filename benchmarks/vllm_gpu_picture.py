@@ -82,7 +82,10 @@ def overlap(lanes: Mapping[str, Sequence[Span]]) -> float | None:
 
 
 def picture(lanes: Mapping[str, Sequence[Span]], width: int = 1200) -> str:
-    """Draw the lanes as SVG, from the first copy's begin to the last one's end."""
+    """Draw the lanes as SVG, from the first copy's begin to the last one's end.
+
+    Spans of a lane that are less than half a pixel apart are drawn as one.
+    """
     copies = [span for name, spans in lanes.items() if name != COMPUTE for span in spans]
     first = min((began for began, _ in copies), default=0.0)
     last = max((ended for _, ended in copies), default=1.0)
@@ -95,13 +98,12 @@ def picture(lanes: Mapping[str, Sequence[Span]], width: int = 1200) -> str:
     for row, (name, spans) in enumerate(lanes.items()):
         top = 50 * row + 10
         lines.append(f'<text x="10" y="{top + 12}">{escape(name)}</text>')
-        for began, ended in spans:
-            if ended < first or began > last:
-                continue
-            left, right = max(began, first), min(ended, last)
+        shown = [(max(began, first), min(ended, last)) for began, ended in spans]
+        wide = [(left, right + 0.5 / scale) for left, right in shown if left <= right]
+        for left, right in merged(wide):
             lines.append(
                 f'<rect x="{10 + (left - first) * scale:.2f}" y="{top + 18}" height="22" '
-                f'width="{max((right - left) * scale, 0.3):.2f}" fill="{COLOURS[name]}"/>'
+                f'width="{(right - left) * scale:.2f}" fill="{COLOURS[name]}"/>'
             )
     lines.append(
         f'<text x="10" y="{50 * len(lanes) + 28}">{(last - first) / 1e3:.1f} ms from left to right</text>'

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -209,6 +210,34 @@ def test_rounds_of_speed_end_with_the_budget(scripts: Any) -> None:
     assert harness.notes == ["Only 1 of 5 rounds of speed fitted into the budget."]
     table = scripts.gpu.speed_table(harness.speed)
     assert [row.split(" | ")[0].strip("| ") for row in table[2:]] == list(names)
+
+
+@contextmanager
+def starting(scripts: Any, spec: Any, started: list[Any]) -> Iterator[Any]:
+    """An engine's process that starts only without batch invariance."""
+    started.append(spec)
+    engine = FakeEngine(scripts, 4, 0)
+
+    def ready() -> None:
+        if "VLLM_BATCH_INVARIANT" in spec.environment:
+            raise scripts.engine.EngineFailed("no kernel")
+
+    engine.ready = ready  # type: ignore[attr-defined]
+    yield engine
+
+
+def test_engines_start_without_batch_invariance_if_one_cannot(
+    scripts: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them, so that their answers can be compared; and the page says so."""
+    started: list[Any] = []
+    monkeypatch.setattr(scripts.gpu, "engine_process", lambda spec: starting(scripts, spec, started))
+    harness = scripts.gpu.Harness(scripts.gpu.ON_GPU, "/model", dry=False, rounds=1, environment={})
+    harness.start(["plain", "comparing"])
+    assert ["VLLM_BATCH_INVARIANT" in spec.environment for spec in started] == [True, True, False, False]
+    (note,) = harness.notes
+    assert note.startswith("Without batch invariance, because an engine did not start with it: no kernel")
+    harness.close()
 
 
 def test_on_a_gpu_every_engine_computes_with_triton_and_the_peers_are_vllms_own(scripts: Any) -> None:

@@ -86,5 +86,14 @@ def test_without_a_gpu_steps_are_compute(picture: Any, tmp_path: Path) -> None:
     assert colours == ["white", picture.COLOURS[picture.COMPUTE], picture.COLOURS[picture.REPORTED]]
 
 
+def test_a_long_trace_is_drawn_in_few_pieces(picture: Any) -> None:
+    """No more than one piece for each pixel, however many kernels ran."""
+    many = [(float(began), began + 0.5) for began in range(20_000)]
+    drawn = picture.picture(
+        {picture.COMPUTE: many, picture.COPIES: [(0.0, 1.0), (19_000.0, 20_000.0)]}, width=200
+    )
+    assert 3 <= drawn.count("<rect") <= 200
+
+
 def test_without_copies_there_is_no_share(picture: Any) -> None:
     assert picture.overlap({picture.COMPUTE: [(0.0, 1.0)]}) is None
