@@ -79,6 +79,8 @@ OBSERVED = {
 DRY_PLATFORM = "kvsm_dry_platform"
 """The entry point of the platform in `vllm_gpu_dry`."""
 
+DRY_NOTE = ("A dry run: it shows that the script works. Its times say nothing about kvsm or vLLM.", "")
+
 RESERVE_S = 20.0
 """Time to shut the engines down (s)."""
 
@@ -563,6 +565,7 @@ def page_of(found: Page, size: Size) -> str:
         f"{size.device_blocks} blocks of {size.block_tokens} tokens, and a conversation needs "
         f"{size.conversation_blocks}.",
         "",
+        *(DRY_NOTE if found.machine["device"] == "CPU" else ()),
         *found.notes,
         *markdown_table(
             ["step", "result", "s", "what was found"],

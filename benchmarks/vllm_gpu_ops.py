@@ -126,6 +126,12 @@ def on_a_device(address: int) -> bool:
     return error == driver.CUresult.CUDA_SUCCESS and int(kind) == int(device)
 
 
+def has_no_kernel(capability: int) -> bool:
+    """Say that a device of this compute capability has no quantized kernel. vLLM asks when it is imported."""
+    del capability
+    return False
+
+
 OPERATIONS: dict[str, tuple[Callable[..., Any], str]] = {
     "_C::rms_norm": (rms_norm, "(Tensor(a!) out, Tensor x, Tensor? weight, float epsilon) -> ()"),
     "_C::fused_add_rms_norm": (
@@ -145,6 +151,8 @@ OPERATIONS: dict[str, tuple[Callable[..., Any], str]] = {
         get_max_shared_memory_per_block_device_attribute,
         "(int device) -> int",
     ),
+    "_C::cutlass_scaled_mm_supports_fp8": (has_no_kernel, "(int capability) -> bool"),
+    "_C::cutlass_scaled_mm_supports_block_fp8": (has_no_kernel, "(int capability) -> bool"),
 }
 """The operation -> its function and schema."""
 

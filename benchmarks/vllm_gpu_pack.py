@@ -40,6 +40,9 @@ ROOT = Path(__file__).parents[1]
 OPERATIONS = "vllm/_C_stable_libtorch.py"
 """Where vLLM's CUDA platform imports its compiled operations."""
 
+PLACEHOLDER = "vllm/vllm_flash_attn/_vllm_fa2_C.py"
+"""FlashAttention's compiled part, which vLLM imports on CUDA in any case. The one in the pack is empty."""
+
 LARGEST_BYTES = 48 << 20
 """The largest pack. With the working tree it travels in one call of 64 MiB."""
 
@@ -191,6 +194,7 @@ def build_vllm(version: str, output: Path, scratch: Path) -> Path:
     if compiled := compiled_files(wheel):
         raise click.ClickException(f"vLLM's wheel has compiled parts: {', '.join(compiled)}")
     add_file(wheel, OPERATIONS, (ROOT / "benchmarks" / "vllm_gpu_ops.py").read_bytes())
+    add_file(wheel, PLACEHOLDER, b'"""Not packed: FlashAttention is not chosen."""\n')
     return wheel
 
 
