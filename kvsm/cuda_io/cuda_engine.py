@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from queue import SimpleQueue
-from threading import Event, Lock, Thread
+from threading import Event, Lock, Thread, get_ident
 from typing import Any
 
 import msgspec
@@ -152,6 +152,8 @@ class ThreadSubmitter:
         """Calls that are queued, claimed or running. Guarded by the lock."""
         self._turn = Lock()
         """Held while a call runs, from its claim on. Taken before the lock, or if no call is unfinished."""
+        self._claimant = 0
+        """Identity of the thread that has claimed the turn; 0: none has."""
         self._over = Event()
         """Set when the thread has run its last call, and after `died`."""
         # A daemon: a process that ends without closing the engine must not hang behind it.
@@ -168,7 +170,7 @@ class ThreadSubmitter:
         with self._lock:
             if self._dead or self._unfinished:
                 return False
-            self._unfinished = 1
+            self._unfinished, self._claimant = 1, get_ident()
             self._turn.acquire()
         return True
 
@@ -183,11 +185,13 @@ class ThreadSubmitter:
                     if not isinstance(error, Exception):
                         raise
         finally:
+            self._claimant = 0
             self._turn.release()
             with self._lock:
                 self._unfinished -= 1
 
     def flush(self) -> None:
+        self._end_lost_claim()
         reached = Event()
         with self._lock:
             dead = self._dead
@@ -196,10 +200,21 @@ class ThreadSubmitter:
         (self._over if dead else reached).wait()
 
     def close(self) -> None:
+        self._end_lost_claim()
         with self._lock:
             if not self._dead:
                 self._queue.put(None)
         self._thread.join()
+
+    def _end_lost_claim(self) -> None:
+        """End a claim of this thread that an interrupt (Ctrl-C) kept from running: a thread that does other
+        things has left it."""
+        if self._claimant == get_ident():
+            self._claimant = 0
+            self._die("a caller was interrupted before it queued its copy")
+            self._queue.put(None)
+            with suppress(RuntimeError):  # interrupted before it had the turn
+                self._turn.release()
 
     def _run(self) -> None:
         reason = ""

@@ -525,6 +525,21 @@ def test_what_was_put_behind_a_death_never_runs_and_nobody_waits_for_it() -> Non
     assert ran == ["settled"]
 
 
+def test_a_claim_that_an_interrupt_kept_from_running_stops_the_submitter() -> None:
+    """Ctrl-C may come between a claim and its call. Then a flush must not wait for that turn to end."""
+    died, ran = list[str](), list[str]()
+    submitter = ThreadSubmitter(
+        "own", died.append, lambda: None, nullcontext(), settle=lambda: ran.append("settled")
+    )
+    assert submitter.claim()
+    submitter.put(lambda: ran.append("called"))
+    submitter.flush()
+    submitter.close()
+    assert not submitter.claim()
+    assert died == ["a caller was interrupted before it queued its copy"]
+    assert ran == ["settled"]
+
+
 def test_a_thread_that_cannot_use_the_gpu_says_so(fake: FakeDriver) -> None:
     pools = Pools(fake)
     with pools.engine() as engine:
