@@ -12,6 +12,7 @@ from mutants import MUTANTS
 from planted_bugs import plant
 from replay_life import Life, key
 
+from kvsm.check.walks.targets import draw_case
 from kvsm.check.walks.walk import walk
 from kvsm.check.worlds.audited import ledger_difference
 from kvsm.check.worlds.core_options import CoreOptions
@@ -49,6 +50,13 @@ def test_a_ledger_with_one_waiting_request_can_be_made_wrong() -> None:
     change = next(one.change for one in WRONG_LEDGERS if one.says == "nobody knows that a request waits")
     assert change(life.core.ledger)
     assert life.core.ledger.deferred == {}
+
+
+def test_a_lazy_store_that_stops_while_the_host_has_room_is_seen() -> None:
+    with MUTANTS["M10"].put_back():
+        failure = walk(lambda random: draw_case("serving", random).make(), 1, runs=8).failure
+    assert failure is not None
+    assert "is next to go, and is not on the host, which has room" in failure.finding.message
 
 
 def test_a_field_that_a_snapshot_forgets_is_seen() -> None:

@@ -197,18 +197,27 @@ def test_a_late_report_reaches_the_core() -> None:
     assert rejected.transfer == ended.id
 
 
-def test_an_offer_that_counts_one_key_too_many_as_resident_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        (lambda one: {"resident": one.resident + 1}, "does not name what is stored"),
+        (lambda _: {"job": None}, "keys are to be stored, but the job is None"),
+    ],
+)
+def test_a_wrong_result_of_an_offer_is_seen(
+    changed: Callable[[PreparedStore], dict[str, Any]], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = Offloader.store
 
     def stored(core: Offloader, *offer: Any) -> PreparedStore:
         outcome = store(core, *offer)
-        return msgspec.structs.replace(outcome, resident=outcome.resident + 1)
+        return msgspec.structs.replace(outcome, **changed(outcome))
 
     monkeypatch.setattr(Offloader, "store", stored)
-    failure = walk(drawn_world, 1, runs=1).failure
+    failure = walk(drawn_world, 1, runs=8).failure
     assert failure is not None
     assert failure.finding.property is Property.STORED_ONCE
-    assert "does not name what is stored" in failure.finding.message
+    assert says in failure.finding.message
 
 
 def test_winding_down_ends_at_rest() -> None:
