@@ -220,6 +220,31 @@ def test_a_wrong_result_of_an_offer_is_seen(
     assert says in failure.finding.message
 
 
+def test_an_answer_to_a_repeated_match_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    match, last = Offloader.match, list[Any]()
+
+    def matched(core: Offloader, *asked: Any) -> Any:
+        found = match(core, *asked)
+        is_repeated, last[:] = last == [*asked], asked
+        return msgspec.structs.replace(found, hits=found.hits + 1) if is_repeated else found
+
+    monkeypatch.setattr(Offloader, "match", matched)
+    failure = walk(drawn_world, 1, runs=1).failure
+    assert failure is not None
+    assert "asked the same again" in failure.finding.message
+
+
+def test_a_flush_that_names_another_transfer_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    flush = Offloader.flush
+    monkeypatch.setattr(
+        Offloader, "flush", lambda core, *named: flush(core, *named) + (() if named else (10**6,))
+    )
+    failure = walk(drawn_world, 1, runs=4).failure
+    assert failure is not None
+    assert failure.finding.property is Property.LAST_STEP
+    assert "the copies under way are" in failure.finding.message
+
+
 def test_winding_down_ends_at_rest() -> None:
     """Progress (S9): all kinds of copies end, all requests finish, and `check` finds nothing left."""
     world, _ = walked(CoreOptions(), 11, 300)

@@ -53,8 +53,8 @@ def test_two_engines_keep_every_promise() -> None:
     assert result.failure is None, result.failure
 
 
-def test_each_rank_may_end_its_share_of_each_import() -> None:
-    """Also of the first import, and of the only one."""
+def test_each_import_may_continue_and_each_answer_may_arrive() -> None:
+    """Also the first one, and the only one."""
     random, met = Random(1), set[int]()
     for _ in range(6):
         world = drawn_world(random)
@@ -64,6 +64,8 @@ def test_each_rank_may_end_its_share_of_each_import() -> None:
                 break
             expected = {(n, rank) for n, one in enumerate(world._imports) for rank in one.waiting}
             assert {(one[1], one[2]) for one in found if one[0] == "copy"} == expected
+            waiting = {n for n, one in enumerate(world._answered) if one.readers < world.options.readers}
+            assert {one[1] for one in found if one[0] == "arrive"} == waiting
             met.add(len(expected))
             world.do(world.draw(random))
     assert {0, 1} < met
