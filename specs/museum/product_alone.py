@@ -257,7 +257,8 @@ def mutant_rows(results: Path, seed: int) -> str:
     """Return the rows of `mutants.alone` for a seed, from a file of results."""
     known = [one for one in _of_seed(results, seed) if one.id in MUTANTS]
     found = {one.id: one for one in known if one.property}
-    unfound = Counter(one.id for one in known if one.id not in found)
+    whole = [one for one in known if not one.cut or one.seconds >= CPU_SECONDS]
+    unfound = Counter(one.id for one in whole if one.id not in found)
     return "".join(
         [
             f'"{id}": FoundAlone("{one.command}", "{one.target}", Property.{_name(one)}, {one.effort}),\n'

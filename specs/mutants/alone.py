@@ -64,6 +64,12 @@ FOUND_ALONE: Mapping[int, Mapping[str, FoundAlone]] = {
         "M12": FoundAlone(
             "kvsm fuzz --target layers --seed 1 --runs 200", "layers", Property.NO_REUSE_IN_FLIGHT, 1569
         ),
+        "M15": FoundAlone(
+            "kvsm fuzz --target layers --seed 1 --runs 200", "layers", Property.ONE_RELEASE_PER_HOLD, 2431
+        ),
+        "M16": FoundAlone(
+            "kvsm fuzz --target layers --seed 1 --runs 200", "layers", Property.CORRECT_BYTES, 717
+        ),
         "M31": FoundAlone(
             "kvsm fuzz --target core --seed 1 --runs 500", "core", Property.PUBLISH_AFTER_COMMIT, 1016
         ),
