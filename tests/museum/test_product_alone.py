@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 import pytest
-from museum import EXHIBITS
+from museum import EXHIBITS, product_alone
 from museum.alone import ALONE, ALONE_AGAIN, AloneBy
 from museum.product_alone import (
     CHECK,
@@ -80,6 +83,31 @@ def test_a_search_runs_each_command_and_begins_near_the_mutant(id: str) -> None:
     order = search_order(id, SEEDS[0])
     assert sorted(order) == sorted(COMMANDS)
     assert NEAREST[MUTANTS[id].area][0] in order[0]
+
+
+def test_a_search_continues_from_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found bugs and ended commands are not searched for again; a command that was stopped early is."""
+    ran = list[str]()
+
+    def run(id: str, command: Sequence[str], limit: int) -> Tried:
+        ran.append(shown(command))
+        is_found = "--seed 2" in ran[-1]
+        property = Property.CONSERVATION.id if is_found else ""
+        return Tried(id=id, command=ran[-1], property=property, cut=not is_found, seconds=limit)
+
+    monkeypatch.setattr(product_alone, "in_a_process", run)
+    results = tmp_path / "alone.jsonl"
+    product_alone.search_all(["M02"], results, 1)
+    assert ran[:2] == [shown(search_order("M02", seed)[0]) for seed in SEEDS]
+    assert sorted(ran[2:]) == sorted({*map(shown, COMMANDS)} - {ran[0]}), "seed 2 has found it"
+    assert product_alone.mutant_rows(results, 1) == "", "no command has ended"
+    assert product_alone.mutant_rows(results, 2).startswith('"M02": FoundAlone(')
+    ran.clear()
+    product_alone.search_all(["M02"], results, 1)
+    assert ran == []
+    product_alone.search_all(["M02"], results, product_alone.CPU_SECONDS)
+    assert sorted(ran) == sorted(map(shown, COMMANDS))
+    assert product_alone.mutant_rows(results, 1) == f'"M02": {len(COMMANDS)},\n'
 
 
 @pytest.mark.parametrize("id", ["B10", "B21"])
