@@ -29,6 +29,7 @@ from kvsm.core import native
 from kvsm.core.ledger import Ledger
 from kvsm.core.ledger.invariants import Violation, check_ledger
 from kvsm.core.ledger.snapshot import restore, snapshot
+from kvsm.core.policies.block_tree import BlockTree
 from kvsm.core.policies.ghosts import KeyQueue
 from kvsm.core.policies.slot_queue import SlotQueue
 from kvsm.errors import PropertyBroken
@@ -75,6 +76,8 @@ def _fields(thing: Any) -> Mapping[Any, Any] | None:
         return {"length": len(thing), "order": thing.order().tolist()}
     if isinstance(thing, KeyQueue):
         return {"capacity": thing.capacity, "keys": list(thing)}
+    if isinstance(thing, BlockTree):
+        return {"column": thing.column.values.tolist()}
     if isinstance(thing, StateWords):
         return {"words": thing.words, "totals": thing.totals}
     if isinstance(thing, np.ndarray | array | bytearray):

@@ -116,6 +116,6 @@ def _give_over(ledger: LedgerState, policy: EvictionPolicy) -> None:
     choice = ledger.policy.choose(len(ledger.policy), ())
     ledger.policy = policy
     if choice is not None and len(choice.victims):
-        # Among the slots of one `admitted` call, a policy evicts the last one first.
+        # Of the slots that it adopts, a policy evicts the last one first.
         kept = unpack(pack(listed(choice.victims)[::-1]))
-        policy.admitted(kept, ledger.keys_of(kept))
+        policy.adopted(kept, ledger.keys_of(kept))

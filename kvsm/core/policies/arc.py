@@ -20,6 +20,7 @@ What differs:
   store that fails costs nothing, and a key that is offered again still enters T2.
 - The steps of p are whole numbers, rounded down. The tie (|T1| = p at a ghost of B2) always takes from T2.
 - The bound of 2c is kept as |B1| + |B2| <= c, which is the same when the pool is full.
+- The idle blocks that continue a victim go first, from whichever queue (`BlockTree`).
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from operator import or_
 
 import msgspec
 
-from kvsm.core.policies.eviction_policy import Choice, EvictionPolicy
+from kvsm.core.policies.block_tree import BlockTree
+from kvsm.core.policies.eviction_policy import Choice, EvictionPolicy, may_evict
 from kvsm.core.policies.ghosts import KeyQueue
 from kvsm.core.policies.policy_copies import PolicyCopy, Written
 from kvsm.core.policies.slot_queue import SlotQueue, join
@@ -46,6 +48,7 @@ class ARCState(msgspec.Struct, array_like=True):
     b1: list[bytes]
     b2: list[bytes]
     returning: list[bytes]
+    tree: bytes
 
 
 class ARCPolicy(EvictionPolicy):
@@ -59,6 +62,7 @@ class ARCPolicy(EvictionPolicy):
         self._b1 = KeyQueue(capacity)
         self._b2 = KeyQueue(capacity)
         self._returning = KeyQueue(capacity)
+        self._tree = BlockTree(capacity)
 
     def __len__(self) -> int:
         return len(self._t1) + len(self._t2)
@@ -69,10 +73,15 @@ class ARCPolicy(EvictionPolicy):
     def admitted(self, slots: IdArray, keys: Sequence[bytes], parent: int | None = None) -> None:
         if self._b1.holds_any(keys) or self._b2.holds_any(keys):
             self.recalled(keys)
+        self._tree.add(slots, parent)
         back, fresh = self._returning.part(slots, keys)
         self._t1.insert(fresh[::-1], parent)
         self._t2.insert(back[::-1], parent)
         self._b1.trim(self._capacity - len(self._t1))
+
+    def adopted(self, slots: IdArray, keys: Sequence[bytes]) -> None:
+        self.admitted(slots, keys)
+        self._tree.add_apart(slots)
 
     def busy(self, slots: IdArray) -> None:
         self._t1.remove(slots)
@@ -87,11 +96,12 @@ class ARCPolicy(EvictionPolicy):
 
     def removed(self, slots: IdArray) -> None:
         self.busy(slots)
+        self._tree.remove(slots)
 
     def evicted(self, choice: Choice, keys: Sequence[bytes]) -> None:
         from_t1 = self._t1.which(choice.victims)
         from_t2 = [not is_from_t1 for is_from_t1 in from_t1]
-        self.busy(choice.victims)
+        self.removed(choice.victims)
         self._b1.add(compress(keys, from_t1), self._capacity - len(self._t1))
         self._b2.add(compress(keys, from_t2), self._capacity - len(self._b1))
 
@@ -101,6 +111,7 @@ class ARCPolicy(EvictionPolicy):
             queue.refill(NO_IDS)
         for ghosts in (self._b1, self._b2, self._returning):
             ghosts.clear()
+        self._tree.clear()
 
     def choose(self, count: int, protected: Collection[int]) -> Choice | None:
         share_of_t2 = min(count, max(0, self._target + 1 - len(self._t1)))
@@ -108,7 +119,10 @@ class ARCPolicy(EvictionPolicy):
         t2 = self._t2.first(count - len(t1), protected)
         if len(t1) + len(t2) < count:
             t1 = self._t1.first(count - len(t2), protected)
-        return Choice(join(t1, t2), NO_IDS) if len(t1) + len(t2) == count else None
+        if len(t1) + len(t2) < count:
+            return None
+        may_go = may_evict(self, protected)
+        return Choice(self._tree.children_first(join(t1, t2), may_go), NO_IDS)
 
     def recall(self, keys: Sequence[bytes]) -> tuple[bytes, ...]:
         if not (self._b1.holds_any(keys) or self._b2.holds_any(keys)):
@@ -139,13 +153,14 @@ class ARCPolicy(EvictionPolicy):
             list(self._b1),
             list(self._b2),
             list(self._returning),
+            self._tree.column.snapshot(),
         )
         return msgspec.msgpack.encode(state)
 
     def freeze(self) -> PolicyCopy:
         slots = self._t1.freeze(), self._t2.freeze()
         keys = self._b1.freeze(), self._b2.freeze(), self._returning.freeze()
-        return PolicyCopy((Written(self._target), *slots, *keys))
+        return PolicyCopy((Written(self._target), *slots, *keys, self._tree.column.freeze()))
 
     def restore(self, state: bytes) -> None:
         saved = msgspec.msgpack.decode(state, type=ARCState)
@@ -155,3 +170,4 @@ class ARCPolicy(EvictionPolicy):
         self._b1.add(saved.b1, self._capacity)
         self._b2.add(saved.b2, self._capacity)
         self._returning.add(saved.returning, self._capacity)
+        self._tree.restore(saved.tree)

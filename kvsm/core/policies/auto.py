@@ -124,8 +124,15 @@ class AutoPolicy(EvictionPolicy):
     def admitted(self, slots: IdArray, keys: Sequence[bytes], parent: int | None = None) -> None:
         if not len(slots):
             return
-        numbers = _numbers(slots)
-        self._chains.add(numbers, parent, self._clock)
+        self._chains.add(_numbers(slots), parent, self._clock)
+        self._store(_numbers(slots), keys, parent)
+
+    def adopted(self, slots: IdArray, keys: Sequence[bytes]) -> None:
+        self._chains.add_apart(_numbers(slots), self._clock)
+        self._store(_numbers(slots), keys, None)
+
+    def _store(self, numbers: Numbers, keys: Sequence[bytes], parent: int | None) -> None:
+        """Add blocks whose place in a prompt is noted."""
         self._uses.put(numbers, self._count_use(self._seen.take(keys)))
         self._note_use(numbers)
         self._enter(numbers, parent)

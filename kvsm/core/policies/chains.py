@@ -52,6 +52,12 @@ class Chains:
             self._parent.put(slots[:1], parent)
             self._children.add(np.array([parent]), 1)
 
+    def add_apart(self, slots: Numbers, now: int) -> None:
+        """Add blocks of which nothing is known. now: as in `add`."""
+        self._since.put(slots, now)
+        for column in (self._parent_since, self._children):
+            column.put(slots, 0)
+
     def remove(self, slots: Numbers) -> None:
         """Forget blocks that are no longer stored. Their children have no parent from now on."""
         parents = self.parents_of(slots)

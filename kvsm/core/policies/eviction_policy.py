@@ -30,7 +30,7 @@ does this in a queue.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple, Protocol
 
 from kvsm.core.policies.policy_copies import PlainCopy, PolicyCopy
@@ -86,6 +86,13 @@ class EvictionPolicy(Protocol):
             that block is not on the host, the new blocks cannot be hit: then `parent` is the slot that would
             be evicted next. None: slots[0] begins a prompt, or its parent is unknown.
         """
+
+    def adopted(self, slots: IdArray, keys: Sequence[bytes]) -> None:
+        """Add the blocks of another policy, which this one replaces. It should evict the last one first.
+
+        Neighbours need not belong to one prompt. This default treats them as one prompt.
+        """
+        self.admitted(slots, keys)
 
     @abstractmethod
     def busy(self, slots: IdArray) -> None:
@@ -167,3 +174,8 @@ class EvictionPolicy(Protocol):
     @abstractmethod
     def restore(self, state: bytes) -> None:
         """Restore the state that `snapshot` saved. Called once, on a new policy of the same capacity."""
+
+
+def may_evict(policy: EvictionPolicy, protected: Collection[int]) -> Callable[[int], bool]:
+    """Return a function that says whether a choice may evict a slot: it is idle and not protected."""
+    return lambda slot: slot in policy and slot not in protected

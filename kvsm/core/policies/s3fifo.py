@@ -25,6 +25,8 @@ What differs from the paper:
   `main`.
 - A block enters before its parent only if the parent was not used. A use does not move the parent: a block
   that enters before a used parent near the head would be evicted soon, while the parent stays.
+- The idle blocks that continue a victim go first, from whichever queue (`BlockTree`). A victim of `main` that
+  is replaced by one with another count may change the number of passes.
 - A ghost leaves when its store is planned (`recalled`). Until the store is done the key is *returning*: a
   store that fails costs nothing, and a key that is offered again still enters `main`.
 
@@ -47,12 +49,13 @@ from itertools import compress
 
 import msgspec
 
-from kvsm.core.policies.eviction_policy import Choice
+from kvsm.core.policies.block_tree import BlockTree
+from kvsm.core.policies.eviction_policy import Choice, may_evict
 from kvsm.core.policies.ghosts import KeyQueue
 from kvsm.core.policies.policy_copies import PolicyCopy
 from kvsm.core.policies.slot_queue import SlotQueue, join, split
 from kvsm.core.policies.use_counts import UseCountingPolicy, UseCounts
-from kvsm.ids import NO_IDS, IdArray
+from kvsm.ids import NO_IDS, IdArray, listed, pack, unpack
 
 SMALL_PERCENT = 10
 """Target share of the pool for the small queue."""
@@ -72,6 +75,7 @@ class S3FIFOState(msgspec.Struct, array_like=True):
     uses: bytes
     ghosts: list[bytes]
     returning: list[bytes]
+    tree: bytes
 
 
 class S3FIFOPolicy(UseCountingPolicy):
@@ -86,10 +90,12 @@ class S3FIFOPolicy(UseCountingPolicy):
         self._uses = UseCounts(capacity, MOST_USES)
         self._ghosts = KeyQueue(self._ghost_limit)
         self._returning = KeyQueue(capacity)
+        self._tree = BlockTree(capacity)
 
     def admitted(self, slots: IdArray, keys: Sequence[bytes], parent: int | None = None) -> None:
         if self._ghosts.holds_any(keys):
             self.recalled(keys)
+        self._tree.add(slots, parent)
         if parent is not None and not self._uses.is_unused(parent):
             parent = None
         back, fresh = self._returning.part(slots, keys)
@@ -97,10 +103,15 @@ class S3FIFOPolicy(UseCountingPolicy):
         self._main.insert(back[::-1], parent)
         self._uses.admit(slots)
 
+    def adopted(self, slots: IdArray, keys: Sequence[bytes]) -> None:
+        self.admitted(slots, keys)
+        self._tree.add_apart(slots)
+
     def removed(self, slots: IdArray) -> None:
         self._small.remove(slots)
         self._main.remove(slots)
         self._uses.forget(slots)
+        self._tree.remove(slots)
 
     def evicted(self, choice: Choice, keys: Sequence[bytes]) -> None:
         victims, moved = choice
@@ -125,11 +136,19 @@ class S3FIFOPolicy(UseCountingPolicy):
         self._uses.clear()
         self._ghosts.clear()
         self._returning.clear()
+        self._tree.clear()
 
     def choose(self, count: int, protected: Collection[int]) -> Choice | None:
-        uses = self._uses
-        if not uses.has(count, protected):
+        if not self._uses.has(count, protected):
             return None
+        found, moved = self._search(count, protected)
+        victims = self._tree.children_first(found, may_evict(self, protected))
+        gone = set(listed(victims))
+        return Choice(victims, unpack(pack([slot for slot in listed(moved) if slot not in gone])))
+
+    def _search(self, count: int, protected: Collection[int]) -> Choice:
+        """Choose without regard to which block continues which."""
+        uses = self._uses
         share_of_main = min(count, max(0, self._small_target - len(self._small)))
         small, promoted = uses.search(self._small, count - share_of_main, _ONCE, protected, self.most_passed)
         main, again = self._search_main(count - len(small), protected)
@@ -152,14 +171,19 @@ class S3FIFOPolicy(UseCountingPolicy):
     def snapshot(self) -> bytes:
         uses = self._uses.snapshot(self._small, self._main)
         state = S3FIFOState(
-            self._small.snapshot(), self._main.snapshot(), uses, list(self._ghosts), list(self._returning)
+            self._small.snapshot(),
+            self._main.snapshot(),
+            uses,
+            list(self._ghosts),
+            list(self._returning),
+            self._tree.column.snapshot(),
         )
         return msgspec.msgpack.encode(state)
 
     def freeze(self) -> PolicyCopy:
         queues = self._small.freeze(), self._main.freeze()
         keys = self._ghosts.freeze(), self._returning.freeze()
-        return PolicyCopy((*queues, self._uses.freeze(*queues), *keys))
+        return PolicyCopy((*queues, self._uses.freeze(*queues), *keys, self._tree.column.freeze()))
 
     def restore(self, state: bytes) -> None:
         saved = msgspec.msgpack.decode(state, type=S3FIFOState)
@@ -168,6 +192,7 @@ class S3FIFOPolicy(UseCountingPolicy):
         self._uses.restore(saved.uses, self._small, self._main)
         self._ghosts.add(saved.ghosts, self._ghost_limit)
         self._returning.add(saved.returning, self._capacity)
+        self._tree.restore(saved.tree)
 
     def _search_main(self, count: int, protected: Collection[int]) -> tuple[IdArray, IdArray]:
         """Return up to `count` victims from main, in as many passes as needed, and the blocks that the last

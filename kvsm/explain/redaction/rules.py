@@ -466,6 +466,7 @@ RULES: dict[type[msgspec.Struct], dict[str, Rule]] = {
         "b1": keys,
         "b2": keys,
         "returning": keys,
+        "tree": kept_numbers,
     },
     S3FIFOState: {
         "small": kept_numbers,
@@ -473,6 +474,7 @@ RULES: dict[type[msgspec.Struct], dict[str, Rule]] = {
         "uses": kept_numbers,
         "ghosts": keys,
         "returning": keys,
+        "tree": kept_numbers,
     },
 }
 

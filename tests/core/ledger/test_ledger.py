@@ -431,10 +431,11 @@ def members(triggers: Iterable[IntEnum]) -> set[tuple[str, str]]:
 def every_kind_of_event() -> None:
     """A life that has every kind of event, with each of its triggers."""
     small, _ = new_core(host_blocks=4, policy="s3fifo")
-    store(small, "r", keys(4))
+    store(small, "r", keys(1, "used"))
     for block in (4, 5):
-        small.complete_load(load(small, "r", keys(4)[3:], block))
-    store(small, "r", keys(1, "new"), 6)
+        small.complete_load(load(small, "r", keys(1, "used"), block))
+    store(small, "other", keys(3), 1)
+    store(small, "new", keys(1, "new"), 6)
 
     core, _ = new_core(host_blocks=8, device_blocks=32, defer_ticks=1)
 

@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from block_order import post_order
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
@@ -39,6 +40,8 @@ from kvsm.ids import NO_IDS, SMALL, IdArray
 from kvsm.testing import OffloadMachine
 
 EXAMPLES = [pytest.param(examples(120), id="fast"), pytest.param(1_000, id="slow", marks=pytest.mark.slow)]
+PARTS_PROMPTS = ("arc", "s3fifo")
+"""Policies that put blocks of one prompt into several queues, and evict what continues a victim first."""
 NAMES = sorted(ADMITTING)
 """`auto` has tests of its own: `test_auto.py`."""
 
@@ -203,6 +206,8 @@ class S3FIFOModel(LRUModel):
         self.in_use: set[int] = set()
         self.ghosts: list[bytes] = []
         self.returning: list[bytes] = []
+        self.lap: list[int] = []
+        """The blocks of main that the last lap of a search has passed over."""
 
     def admitted(self, slot: int, key: bytes, parent: int | None) -> None:
         if parent in self.in_use or self.uses.get(parent):
@@ -253,13 +258,18 @@ class S3FIFOModel(LRUModel):
         victims, clock, uses = list[int](), deque(self.main), dict(self.uses)
         if len(clock) > self.most_passed:
             return self.search_long_main(count, held)
+        self.lap, left = [], len(clock)
         while len(victims) < count and not held.issuperset(clock):
+            if not left:
+                self.lap, left = [], len(clock)
+            left -= 1
             slot = clock.popleft()
             if slot not in held and uses[slot] == 0:
                 victims.append(slot)
             else:
                 uses[slot] = max(0, uses[slot] - 1)
                 clock.append(slot)
+                self.lap.append(slot)
         return victims, list(clock), uses
 
     def search_long_main(self, count: int, held: set[int]) -> tuple[list[int], list[int], dict[int, int]]:
@@ -274,11 +284,13 @@ class S3FIFOModel(LRUModel):
                 victims.append(slot)
         if len(victims) < count:
             victims, passed = [slot for slot in self.main if slot not in held][:count], []
+        self.lap = passed
         rest = [slot for slot in self.main if slot not in passed + victims]
         return victims, rest + passed, self.uses | {slot: max(0, self.uses[slot] - 1) for slot in passed}
 
     def last_resort(self, count: int, held: set[int]) -> tuple[list[int], list[int], dict[int, int]]:
         """All that main can give, and of small those used more than once last."""
+        self.lap = []
         main = [slot for slot in self.main if slot not in held]
         passes = 0
         if len(self.main) <= self.most_passed:
@@ -292,7 +304,17 @@ class S3FIFOModel(LRUModel):
         ghosts = [key for slot, key in zip(victims, keys, strict=True) if slot in self.small]
         kept = self.capacity - self.target
         self.ghosts = (self.ghosts + ghosts)[-kept:] if kept else []
-        _, self.main, self.uses = self.search(len(victims), protected)
+        before, main = self.uses, self.main
+        found, self.main, self.uses = self.search(len(victims), protected)
+        if (
+            found != victims
+        ):  # What continues them goes first. The number of passes follows from these victims.
+            promoted = [slot for slot in self.main if slot in self.small]
+            passes = max([before[slot] for slot in victims if slot in main], default=0)
+            passes = passes if len(main) <= self.most_passed else 0
+            self.main = [*[slot for slot in main if slot not in self.lap], *self.lap, *promoted]
+            lowered = {slot: max(0, before[slot] - passes - (slot in self.lap)) for slot in main}
+            self.uses = before | lowered | dict.fromkeys(promoted, 0)
         self.main = [slot for slot in self.main if slot not in victims]
         self.small = [slot for slot in self.small if slot not in victims and slot not in self.main]
 
@@ -413,6 +435,8 @@ class World:
         self.free, self.idle, self.in_use = list(range(capacity)), list[int](), list[int]()
         self.gone: list[bytes] = []
         self.made = 0
+        self.parent_of = dict[int, int | None]()
+        """Of each stored block: the slot of the stored block that it continues."""
         self.history: list[list[int]] = []
         self.copied: PolicyCopy | None = None
         self.copied_state = b""
@@ -454,6 +478,7 @@ class World:
         self.gone = [key for key in self.gone if key not in keys]
         parent = self.parent(slots, random)
         self.policy.admitted(self.form(slots), keys, parent)
+        self.parent_of |= dict(zip(slots, [parent if parent in self.parent_of else None, *slots]))
         for slot, key in reversed(list(zip(slots, keys, strict=True))):
             self.keys[slot] = key
             self.model.admitted(slot, key, parent)
@@ -485,6 +510,11 @@ class World:
         self.feed("removed", batch)
         self.free += batch
         self.gone += [self.keys.pop(slot) for slot in batch]
+        self.forget(batch)
+
+    def forget(self, slots: list[int]) -> None:
+        left = {slot: at for slot, at in self.parent_of.items() if slot not in slots}
+        self.parent_of = {slot: at if at in left else None for slot, at in left.items()}
 
     def restart(self, size: int, random: Random) -> None:
         """A new policy takes the place of this one; what follows shows that nothing was lost."""
@@ -500,6 +530,7 @@ class World:
         self.model = MODELS[self.name](self.capacity, self.model.most_passed)
         self.gone += self.keys.values()
         self.keys.clear()
+        self.parent_of.clear()
         self.free, self.idle, self.in_use = list(range(self.capacity)), [], []
         assert self.policy.snapshot() == make_policy(self.name, self.capacity).snapshot()
 
@@ -530,7 +561,10 @@ class World:
         assert len(set(victims)) == size
         assert may_go.issuperset(victims)
         assert len(set(victims + moved)) == len(victims) + len(moved)
-        assert victims == self.model.choose(size, protected)
+        expected = self.model.choose(size, protected)
+        if self.name in PARTS_PROMPTS:
+            expected = post_order(self.parent_of, expected, {*self.parent_of} - may_go)
+        assert victims == expected
         keys = [self.keys.pop(slot) for slot in victims]
         replayed = make_policy(self.name, self.capacity)
         replayed.restore(before)
@@ -541,6 +575,7 @@ class World:
         self.gone += keys
         self.idle = [slot for slot in self.idle if slot not in victims]
         self.free += victims
+        self.forget(victims)
         self.history.append(victims)
 
     def drain(self) -> None:
@@ -1055,10 +1090,10 @@ def s3fifo_main() -> EvictionPolicy:
     """Blocks 0 to 3 are in main, and were used twice, but 1 only once."""
     policy = make_policy("s3fifo", 40)
     keys = [b"key %d" % number for number in range(4)]
-    policy.admitted((3, 2, 1, 0), keys)
+    policy.adopted((3, 2, 1, 0), keys)
     policy.evicted(Choice((0, 1, 2, 3), ()), keys[::-1])
     policy.recalled(keys)
-    policy.admitted((3, 2, 1, 0), keys)
+    policy.adopted((3, 2, 1, 0), keys)
     use(policy, 0, 0, 1, 2, 2, 3, 3)
     return policy
 
@@ -1089,7 +1124,7 @@ def test_a_large_pool_of_used_blocks_is_not_passed_over_in_one_choice(name: str,
     """An event names each block that was passed over, and the scheduler waits meanwhile."""
     capacity = 3 * UseCountingPolicy.most_passed
     policy, slots = make_policy(name, capacity), np.arange(capacity)
-    policy.admitted(slots, [b"key"] * capacity)
+    policy.adopted(slots, [b"key"] * capacity)
     for _ in range(3):
         policy.touched(slots)
     choice = policy.choose(count, ())
@@ -1164,7 +1199,7 @@ def test_a_policy_that_lacks_methods_is_refused(tmp_path: Path, monkeypatch: pyt
         (":Policy", "cannot be made: ValueError: Empty module name"),
         ("kvsm.core.policies:NoSuchPolicy", "has no attribute 'NoSuchPolicy'"),
         ("kvsm.core.policies:Choice", "cannot be made"),
-        ("builtins:bytearray", "lacks admitted, busy"),
+        ("builtins:bytearray", "lacks admitted, adopted, busy"),
         ("builtins:object", "cannot be made"),
     ],
 )
