@@ -269,10 +269,12 @@ _TWINS = (
     "tests/core/ledger/test_frozen_state.py",
     "tests/check/worlds/test_saving.py",
     "tests/core/ledger/test_ledger.py",
+    "tests/copies/test_geometry.py",
     "tests/states/test_events.py",
 )
 _CLOSEST = {
     "calls.c": "tests/core/native/test_native_calls.py",
+    "copy_plans.c": "tests/copies/test_geometry.py",
     "emitter.c": "tests/core/native/test_native_calls.py",
     "frozen.c": "tests/core/ledger/test_frozen_state.py",
     "frozen.h": "tests/core/ledger/test_frozen_state.py",

@@ -34,6 +34,7 @@ RUNS: tuple[tuple[str, ...], ...] = (
     _walk("serving", 25),
     _walk("layers", 25),
     (*_PYTEST, "-m", "slow or not slow", "tests/core/native/test_native_memory.py"),
+    (*_PYTEST, "tests/copies/test_geometry.py"),
     (*_PYTEST, *(str(path) for name in _TESTS for path in sorted(ROOT.glob(f"tests/*/*/test_{name}.py")))),
 )
 

@@ -60,13 +60,13 @@ def selected(names: Iterable[str], *chosen: str) -> list[str]:
 
 def test_no_access_is_wrong_and_no_behaviour_undefined(house: House, checks: dict[str, str]) -> None:
     """Run the parity tests under the sanitizers: random walks, long batches, wrong events with random bytes,
-    states that are copied meanwhile, right and wrong calls; and then direct calls of the native types that
-    kvsm itself never makes (`hostile_native.py`), others each day."""
+    states that are copied meanwhile, right and wrong calls, plans of copies; and then direct calls of the
+    native types that kvsm itself never makes (`hostile_native.py`), others each day."""
     chosen = "folded_alike or refused_alike or a_ledger_has or slot_queue or frozen or calls or hostile"
-    names = ("native", "native_calls", "native_hostile", "slot_queue", "frozen_state")
+    names = ("native", "native_calls", "native_hostile", "slot_queue", "frozen_state", "geometry")
     house.build(*SANITIZERS, *WARNINGS)
     # With the examples of a developer's run: a wrong access shows whenever its line runs.
-    printed(house.run(*selected(names, "-k", chosen), more=checks, less=("CI",)))
+    printed(house.run(*selected(names, "-k", f"{chosen} or geometry"), more=checks, less=("CI",)))
     hostile = printed(house.run("tests/support/hostile_native.py", str(60 * TODAY), "60", more=checks))
     assert hostile.endswith("all were refused\n")
 
