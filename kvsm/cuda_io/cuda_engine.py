@@ -18,7 +18,7 @@ that is not page-locked works, several times slower and without the copy kernel.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from queue import SimpleQueue
 from threading import Event, Lock, Thread, get_ident
 from typing import Any
@@ -95,13 +95,13 @@ class _CudaEventPool:
         self._timed = timed
 
     def record(self, stream: int) -> CudaEvent:
-        with self.context:
-            try:
-                handle = self.free.pop()
-            except IndexError:
-                handle = driver.create_event(self._timed)
-            event = CudaEvent(self, handle)
-            driver.record_event(handle, stream)
+        """Record an event. The context must be current."""
+        try:
+            handle = self.free.pop()
+        except IndexError:
+            handle = driver.create_event(self._timed)
+        event = CudaEvent(self, handle)
+        driver.record_event(handle, stream)
         return event
 
     def close(self) -> None:
@@ -110,18 +110,23 @@ class _CudaEventPool:
 
 
 class CudaStream:
-    """A `DeviceStream`: a stream of this engine, or the model's compute stream."""
+    """A `DeviceStream`: a stream of this engine, or the model's compute stream.
 
-    __slots__ = ("_events", "handle")
+    context: surrounds each call; for a stream of the engine it does nothing, because only submitters and
+        callers with a claim use the stream, and both have made the context current.
+    """
 
-    def __init__(self, handle: int, events: _CudaEventPool) -> None:
-        self.handle, self._events = handle, events
+    __slots__ = ("_context", "_events", "handle")
+
+    def __init__(self, handle: int, events: _CudaEventPool, context: AbstractContextManager[Any]) -> None:
+        self.handle, self._events, self._context = handle, events, context
 
     def record(self) -> CudaEvent:
-        return self._events.record(self.handle)
+        with self._context:
+            return self._events.record(self.handle)
 
     def wait(self, event: CudaEvent) -> None:
-        with self._events.context:
+        with self._context:
             driver.wait_for_event(self.handle, event.handle)
 
 
@@ -290,11 +295,11 @@ class CudaDevice:
 
     @property
     def compute(self) -> CudaStream:
-        return CudaStream(self._compute(), self._marks)
+        return CudaStream(self._compute(), self._marks, self._context)
 
     def new_stream(self, name: str) -> CudaStream:  # noqa: ARG002 (the driver has no names for streams)
         with self._context:
-            stream = CudaStream(driver.create_stream(), self._ends)
+            stream = CudaStream(driver.create_stream(), self._ends, nullcontext())
         self._streams.append(stream)
         return stream
 
