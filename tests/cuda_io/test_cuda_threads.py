@@ -51,14 +51,14 @@ BUGS = (
         "a dead submitter does not wait for what it has begun",
         "records",
         Property.NO_REUSE_IN_FLIGHT,
-        1,
+        0,
         (Edit(f"{_DEVICE}._settle", "for stream in self._streams:", "for stream in ():"),),
     ),
     ThreadBug(
         "a copy does not wait for its mark",
         "small",
-        Property.CORRECT_BYTES,
-        1,
+        Property.COPY_ORDER,
+        0,
         (Edit(f"{_STREAMS}._issue", "stream.wait(transfer.after)", "pass"),),
     ),
     ThreadBug(
