@@ -30,6 +30,8 @@ from kvsm.explain.report.figures import (
 )
 from kvsm.explain.report.first_look import FirstLook, first_look
 from kvsm.explain.report.log_report import Report, left_open, make_report
+from kvsm.explain.report.regret import Regret, regret
+from kvsm.explain.story import Trust
 from kvsm.explain.story.times import VIRTUAL_NS, duration, utc
 from kvsm.explain.story.window import EVERYTHING, LogPoint, Window, find_window
 from kvsm.explain.tables.log_parts import is_large
@@ -47,6 +49,12 @@ _NAME_WIDTH = 12
     help="Check every property at every event, as `kvsm verify` does.  [default: if LOG is small (8 MB)]",
 )
 @click.option("--whole", is_flag=True, help="Index the whole of a large LOG, and report on all of it.")
+@click.option(
+    "--regret",
+    "asks_regret",
+    is_flag=True,
+    help="Simulate LOG under each eviction policy, as `kvsm whatif` does, and compare.",
+)
 @trust_options
 @json_option
 def report(
@@ -55,6 +63,7 @@ def report(
     until: LogPoint | None,
     verify: bool | None,
     whole: bool,
+    asks_regret: bool,
     as_json: bool,
     **trust: Any,
 ) -> None:
@@ -74,6 +83,7 @@ def report(
       kvsm report kvsm-log
       kvsm report kvsm-log --since +40s --until +60s     a part of the time
       kvsm report kvsm-log --whole                       all of a large log: indexes it first
+      kvsm report kvsm-log --regret                      would another policy have found more?
       kvsm report kvsm-log --json | jq '.troubles[].name'
 
     Exits with 1 if a property is broken, or if LOG is damaged or lacks events. Anything else that stands out
@@ -87,9 +97,11 @@ def report(
             part = Window(look.closer.first, look.closer.last)
     with opened_log(log, part, **trust) as opened, opened_tier(opened, **trust) as other:
         window = opened.window(since, until) if part == EVERYTHING else EVERYTHING
-        found = make_report(opened, window, verify=verify, other=other, **trust)
+        found = replace(make_report(opened, window, verify=verify, other=other, **trust), first_look=look)
+        if asks_regret:
+            found = replace(found, regret=_regret(reader, opened.window(since, until), **trust))
         if as_json:
-            say_json(replace(found, first_look=look))
+            say_json(found)
         else:
             say(*([] if look is None else look_lines(look, log)), *report_lines(found, opened))
     check, whole = found.check, look is None or (look.complete and look.damage is None)
@@ -104,6 +116,11 @@ def _look(log: Path) -> FirstLook:
         return first_look(log, progress)
 
 
+def _regret(reader: LogReader, window: Window, **trust: Any) -> Regret:
+    with counting("read event") as progress:
+        return regret(reader, Trust(**trust), window, progress)
+
+
 def report_lines(found: Report, opened: OpenedLog) -> Iterator[str]:
     """Format the report for people, line by line."""
     yield from _head(found)
@@ -116,6 +133,7 @@ def report_lines(found: Report, opened: OpenedLog) -> Iterator[str]:
         ("fetched", _fetches(found)),
         ("waits", _waits(found)),
         ("pool", _pool(found)),
+        ("policies", _policies(found)),
         ("tiers", _tiers(found)),
         ("lives", _lives(found)),
         ("besides", _others(found)),
@@ -130,6 +148,25 @@ def report_lines(found: Report, opened: OpenedLog) -> Iterator[str]:
         else:
             yield from ("", "at the end:", *end_lines(left))
     yield from ("", *_troubles(found))
+
+
+def _policies(found: Report) -> Iterator[str]:
+    """Say what the log's policy found, beside the best other one and the bound."""
+    if found.regret is None:
+        return
+    if found.regret.own is None:
+        yield f"no prediction: {found.regret.why_not}"
+        return
+    own, (best, *rest), error = found.regret.own, found.regret.others, found.regret.error_points
+    points = 100 * (best.found_share - own.found_share)
+    gain = f"{abs(points):.1f} points {'more' if points > 0 else 'less'}"
+    if abs(points) <= error:
+        gain = "no difference beyond the error"
+    yield f"{own.policy} finds {own.found_share:.1%} on device or host, in a simulation of this log"
+    most = f"{best.policy} finds {best.found_share:.1%}, the most of the others"
+    yield f"{most}: {gain} (error {error:g} points)"
+    yield f"no policy can find more than {found.regret.bound_share:.1%} in a pool of this size"
+    yield ", ".join(f"{one.policy} {one.found_share:.1%}" for one in rest)
 
 
 def _head(found: LogFigures) -> Iterator[str]:

@@ -26,6 +26,7 @@ from kvsm.explain.report.engine_detectors import OVERDUE_LEAST_NS, OVERDUE_TIMES
 from kvsm.explain.report.figures import CheckFigures, EndFigures, LogFigures, TiersFigures
 from kvsm.explain.report.first_look import FirstLook
 from kvsm.explain.report.measures import Tables
+from kvsm.explain.report.regret import Regret
 from kvsm.explain.report.remedies import tried_remedies
 from kvsm.explain.report.tier_measures import OpenedTier, same_time, tiers_figures
 from kvsm.explain.report.troubles import Trouble, of_both, troubles
@@ -53,11 +54,13 @@ class Report(LogFigures, frozen=True, kw_only=True, tag_field="schema", tag="kvs
     tiers: figures of a host pool and the disk below it; null: there is no disk.
     first_look: counts of the whole of a large log, of which all other figures cover a part; null: the log is
         small, indexed, or a part was chosen.
+    regret: what other policies would have found; null: nobody asked (`--regret`).
     """
 
     troubles: tuple[Trouble, ...]
     tiers: TiersFigures | None = None
     first_look: FirstLook | None = None
+    regret: Regret | None = None
 
 
 def make_report(
