@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from kvsm.copies import FileCopyEngine, HostPool
-from kvsm.cuda_io.paths import PathTable
+from kvsm.cuda_io.paths import NOT_MEASURED, PathTable
 from kvsm.errors import ConfigError
 from kvsm.system import private_files
 from kvsm.system.private_files import open_private, private_directory
@@ -191,28 +191,28 @@ def test_a_name_that_changes_between_two_calls_is_tried_again_and_not_without_en
 def test_a_table_that_others_can_write_is_not_believed(path: Path) -> None:
     PathTable.default().save(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert PathTable.load(path, "not measured") == PathTable.default()
+    assert PathTable.load(path, NOT_MEASURED) == PathTable.default()
     path.chmod(0o622)
     with pytest.raises(ConfigError, match="can be written by other users"):
-        PathTable.load(path, "not measured")
+        PathTable.load(path, NOT_MEASURED)
 
 
 def test_a_table_of_another_owner_is_not_believed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     PathTable.default().save(path)
     os.chown(path, NOBODY, -1) if os.getuid() == 0 else monkeypatch.setattr(os, "geteuid", lambda: NOBODY)
     with pytest.raises(ConfigError, match="can be written by other users"):
-        PathTable.load(path, "not measured")
+        PathTable.load(path, NOT_MEASURED)
 
 
 def test_a_table_that_is_a_pipe_or_has_no_end_is_refused(path: Path) -> None:
     os.mkfifo(path, 0o600)
     with pytest.raises(ConfigError, match="is no regular file"):
-        PathTable.load(path, "not measured")
+        PathTable.load(path, NOT_MEASURED)
     path.unlink()
     path.touch(mode=0o600)
     os.truncate(path, 1 << 40)
     with pytest.raises(ConfigError, match="has 1,099,511,627,776 bytes; it must have less than"):
-        PathTable.load(path, "not measured")
+        PathTable.load(path, NOT_MEASURED)
 
 
 def test_saving_follows_no_link_that_waits_beside_the_file(path: Path) -> None:

@@ -481,7 +481,7 @@ def test_reset_that_leaves_a_key_is_caught(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_core_that_stores_what_is_not_there_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = opened(OffloadMachine())
-    monkeypatch.setattr(Offloader, "prepare_store", lambda *_: None)
+    monkeypatch.setattr(machine.core, "prepare_store", lambda *_: None)
     with pytest.raises(
         PropertyBroken, match=r"every call is legal \(S8\): device block -1 is not there, and was stored"
     ):
