@@ -60,7 +60,7 @@ def _alone() -> str:
         if any(id in counts for counts in UNFOUND.values())
     ]
     if unfound:
-        seeds = " | ".join(f"commands with seed {seed}" for seed in UNFOUND)
+        seeds = " | ".join(f"commands tried with seed {seed}" for seed in UNFOUND)
         rows.append(f"\n| | not found yet | {seeds} |\n| --- | --- |{' --: |' * len(UNFOUND)}\n")
     return "".join(rows + unfound)
 

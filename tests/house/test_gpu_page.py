@@ -20,7 +20,7 @@ def rows_of(heading: str) -> list[list[str]]:
     return [[cell.strip() for cell in row] for row in rows[2:]]
 
 
-RUN = [*rows_of("What has run on a GPU"), *rows_of("What has run without a GPU, for this run")]
+RUN = [*rows_of("What has run on a GPU"), *rows_of("Dry runs without a GPU")]
 WITH_RESULTS = [row for row in RUN if "](../benchmarks/results/" in row[-1]]
 
 
