@@ -46,7 +46,7 @@ COMMANDS = {
     "run": Listed("run", RUN, "Serve a workload with KV-cache offload, and verify its log."),
     "bench": Listed("vllm", RUN, "Measure what kvsm costs and gains."),
     "vllm-check": Listed("vllm", RUN, "Test whether the installed vLLM works with kvsm."),
-    "copy-paths": Listed("copy_paths", RUN, "Show which way a GPU copies blocks, as measured."),
+    "copy-paths": Listed("copy_paths", RUN, "Show which copy path is fastest on a GPU."),
     "report": Listed("report", HAPPENED, "Summarize LOG, and list what stands out in it."),
     "why": Listed("why", HAPPENED, "Explain a miss, a wait or a failure in LOG."),
     "timeline": Listed("timeline", HAPPENED, "Draw LOG as an offline HTML page, or as a trace for Perfetto."),

@@ -19,8 +19,8 @@ class PathRange(msgspec.Struct, frozen=True, kw_only=True):
     """Copies that take the same path.
 
     fragment_bytes: size of their fragments, rounded down to a measured size.
-    from_count, to_count: number of their fragments; None: and more.
-    path: the fastest path. For `pitched`, only copies of high rectangles take it.
+    from_count, to_count: least and most fragments; None: no limit.
+    path: the fastest path. `pitched` is only for rectangles of many rows; other copies take the next path.
     otherwise: the other paths, fastest first.
     """
 
@@ -32,11 +32,11 @@ class PathRange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CopyPathsAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", tag="kvsm.copy-paths/1"):
-    """What `kvsm copy-paths --json` prints: which way a GPU copies blocks.
+    """What `kvsm copy-paths --json` prints: which copy path is fastest on a GPU.
 
     device: name of the GPU. driver_version: the CUDA version of its driver, 12080 for 12.8.
     file: the cache file of the table.
-    is_measured: false if the GPU had no room to measure, so that the table is a guess.
+    is_measured: false: the table is a guess, because it could not be measured.
     store_thread_blocks, load_thread_blocks: most thread blocks of the copy kernel; None: not measured.
     stores, loads: by fragment size, then by count.
     """
@@ -56,11 +56,11 @@ class CopyPathsAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="sche
 @click.option("--measure", is_flag=True, help="Measure again, and replace the cached table.")
 @json_option
 def copy_paths(device: int, measure: bool, as_json: bool) -> None:
-    """Show which way a GPU copies blocks, as measured.
+    """Show which copy path is fastest on a GPU.
 
-    A copy takes the path that was fastest for its direction, for the size of its fragments and for their
-    number. This is measured once for each kind of GPU and driver, in some seconds, and cached in a file.
-    Measure on an idle GPU. Without an NVIDIA GPU the command says so.
+    A copy takes the path that was fastest for its direction, the size of its fragments and their number.
+    The paths are measured once for each kind of GPU and driver, in a few seconds, and cached in a file.
+    Measure on an idle GPU. Needs an NVIDIA GPU.
 
     \b
     Examples:
@@ -72,7 +72,7 @@ def copy_paths(device: int, measure: bool, as_json: bool) -> None:
     if as_json:
         say_json(answer)
         return
-    measured = "measured" if answer.is_measured else "guessed, because the GPU had no room to measure"
+    measured = "measured" if answer.is_measured else "guessed, because it could not be measured"
     say(f"{answer.device}, driver {answer.driver_version}: {measured}")
     if answer.store_thread_blocks is not None:
         blocks = f"{answer.store_thread_blocks} to store, {answer.load_thread_blocks} to load"

@@ -69,26 +69,26 @@ class CopyShape(NamedTuple):
 
 
 class CopyPlan(NamedTuple):
-    """The plan of a copy. Its pairs are merged; the descriptors that its path needs are made on demand."""
+    """The plan of a copy. Its pairs are merged; its descriptors are made when its path asks for them."""
 
     shape: CopyShape
     rectangles: Callable[[], Rectangles]
-    """Makes the copy's 2-D copies."""
+    """Returns the 2-D copies that make up the copy."""
     fragments: Callable[[], Fragments]
-    """Makes the copy's contiguous copies: the rows of the rectangles."""
+    """Returns the contiguous copies that make up the copy: the rows of the rectangles."""
 
 
 class CopyPlanner:
     """Plans the copies of one layout: merges the pairs of each copy once.
 
-    The native body plans a block in 4 us and 256 pieces in 6 us (`kvsm/core/native/copy_plans.c`). Without it
-    numpy does, in some 200 us.
+    The native body plans a block in 4 us and 256 pieces in 6 us (`kvsm/core/native/copy_plans.c`). Plans by
+    numpy take some 200 us.
     """
 
     def __init__(self, layout: MemoryLayout) -> None:
         self._layout = joined(layout)
         self._table = _table_of(self._layout) if native.runs() else b""
-        """What the native body knows the layout by; empty if numpy plans."""
+        """The layout in the form that the native body reads; empty if numpy plans."""
 
     @property
     def num_tensors(self) -> int:

@@ -324,7 +324,7 @@ class SimulatedSubmitter:
         try:
             call()
         except Exception as error:
-            self.die(f"the hand-over by {acting.name} failed: {described(error)}")
+            self.die(f"{acting.name} failed to queue a copy: {described(error)}")
         self._actor.learn(acting.clock)
 
     def flush(self) -> None:
@@ -375,8 +375,8 @@ class SimulatedDevice:
     device, host: the pools.
     choose: called with the number of possible steps n > 1; returns the index of the next step, below n.
     pieces: most pieces of a copy.
-    claims: whether a caller may queue a small copy itself, as on a GPU. By default a submitter queues all of
-        them, which has more schedules.
+    claims: whether a caller may queue a small copy itself, as on a GPU. By default submitters queue all
+        copies, which allows more schedules.
 
     Attributes: `detector`; `submitters`; `acting`, the actor of the host thread that runs now; `failing`: set
     to {transfer: pieces} to make a copy fail after so many pieces.

@@ -23,8 +23,8 @@ a transfer touches a slot    the slot's previous transfer             likewise; 
 Other systems start a store when the host sees the *end of the step* (B02), or start a load as soon as its
 target is free in the host's records (B03). Both are wrong on a device that is a step behind its host.
 
-Queuing a copy on a device takes time that grows with its pieces. So a submitter queues large copies, one
-after another, and not the caller. Queuing a small copy takes less time than waking a thread, so the caller
+Queuing a copy on a device takes time that grows with its pieces. So a submitter, not the caller, queues
+large copies, one after another. Queuing a small copy takes less time than waking a thread, so the caller
 queues it, unless an earlier copy of its direction is not queued yet: copies of a direction keep their order.
 Each direction has its own submitter: a load, for which a request waits, does not wait for the descriptors of
 a large store.
@@ -77,18 +77,18 @@ class DeviceStream(Protocol):
 
 
 class Submitter(Protocol):
-    """Runs calls one at a time, in the order of `put` and `claim`: outside the calling thread, or for a claim
-    in it."""
+    """Runs calls one at a time, in the order of `put` and `claim`: calls of `put` outside the calling thread,
+    claimed calls in it."""
 
     def put(self, call: Callable[[], None]) -> None:
         """Queue the call. Never waits."""
 
     def claim(self) -> bool:
-        """Whether the caller may run the next call itself, because no earlier call is queued or running. Then
-        it must do so, by `run_claimed`; until that has returned, queued calls wait."""
+        """Claim the right to run the next call in this thread, unless an earlier call is queued or running.
+        Returns whether it was claimed. Then the caller must use `run_claimed`; queued calls wait for it."""
 
     def run_claimed(self, call: Callable[[], None]) -> None:
-        """Run the call in this thread, which has claimed it. If it raises, the submitter stops by itself."""
+        """Run the call in this thread, after a claim. If the call raises, the submitter stops by itself."""
 
     def flush(self) -> None:
         """Return when each queued call has run, or never will because the submitter died."""
@@ -118,7 +118,7 @@ class StreamDevice(Protocol):
         """Plan the copy of these checked pairs, and make its descriptors. Queues nothing."""
 
     def copy(self, stream: Any, transfer: int, direction: Direction, prepared: Any) -> Any:
-        """Queue a copy that `prepare` has planned on `stream`.
+        """Queue on `stream` a copy that `prepare` has planned.
 
         Returns an object that owns the memory which the device still reads, such as the ids. The engine keeps
         this object until the copy is over (B37). Raises if the device refuses; a part of the copy may be
@@ -134,8 +134,8 @@ class _StreamTransfer:
     """A live transfer.
 
     after: the mark behind which it runs.
-    begin, end: events right before and after its copy; None until they are recorded. Nothing is planned
-        between them.
+    begin, end: events right before and after its copy; None until they are recorded. The copy is planned
+        before `begin`.
     ended: whether it has a result.
     keep: owns the memory that the device reads during the copy.
     """
@@ -263,7 +263,7 @@ class StreamCopyEngine:
         return named
 
     def _issue(self, transfer: _StreamTransfer) -> None:
-        """Queue a transfer on the device. The submitter runs this, or the caller that has claimed it."""
+        """Queue a transfer on the device. Runs in the submitter, or in the caller after a claim."""
         job, device, stream = transfer.job, self._device, self._streams[transfer.job.direction]
         interrupt = None
         try:

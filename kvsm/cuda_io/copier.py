@@ -139,14 +139,13 @@ class PreparedCopy(NamedTuple):
     queue: Callable[[int], None]
     """Queues the copy on a stream."""
     keep: Any
-    """Owns the memory that the device may still read after that."""
+    """Owns the memory that the device may read until the copy is over."""
 
 
 class Copier:
     """Copies blocks of one layout by a given path. The GPU's context must be the thread's current context.
 
-    thread_blocks: the most thread blocks of the kernel, by direction; None: those of a device that was not
-        measured.
+    thread_blocks: the most thread blocks of the kernel, by direction; None: `guessed_thread_blocks`.
     """
 
     def __init__(
@@ -182,7 +181,7 @@ class Copier:
         device_blocks: IdArray,
         host_blocks: IdArray,
     ) -> PreparedCopy:
-        """Make the descriptors of a copy of at least one pair. plan: of these pairs."""
+        """Make the descriptors of a copy of at least one pair. plan: the plan of these pairs."""
         if path is CopyPath.KERNEL:
             return self._by_kernel(direction, device_blocks, host_blocks)
         if path is CopyPath.PITCHED:

@@ -4,8 +4,8 @@
 GPU. Threads:
 
 =============  ===========================================================================================
-the caller's   records the mark of a transfer; plans a small copy and passes it to the driver, and queues a
-               large one for its submitter; queries events; in `wait`, asks for 50 us and then sleeps
+the caller's   records the mark of a transfer; plans a small copy and passes it to the driver, or passes a
+               large one to its submitter; queries events; in `wait`, polls for 50 us before it sleeps
 submitters     one for each direction: plans the descriptors and passes them to the driver, in about half a
                microsecond for each
 =============  ===========================================================================================
@@ -37,8 +37,8 @@ from kvsm.events import Direction
 from kvsm.ids import IdArray
 
 SPINS = 50
-"""How often a waiting thread queries an event before it sleeps. A query takes about a microsecond, and waking
-a thread some 50."""
+"""How many times a waiting thread queries an event before it sleeps. A query takes about 1 us, and waking a
+thread some 50 us."""
 
 
 class CudaStatistics(msgspec.Struct, frozen=True):
@@ -112,8 +112,8 @@ class _CudaEventPool:
 class CudaStream:
     """A `DeviceStream`: a stream of this engine, or the model's compute stream.
 
-    context: surrounds each call; for a stream of the engine it does nothing, because only submitters and
-        callers with a claim use the stream, and both have made the context current.
+    context: entered for each call. For the engine's own streams it does nothing: only submitters and callers
+        with a claim use them, and both have made the GPU's context current.
     """
 
     __slots__ = ("_context", "_events", "handle")
@@ -135,7 +135,7 @@ class ThreadSubmitter:
 
     died: called with the reason if a call has raised.
     prepare: called in the thread first.
-    in_caller: surrounds a call that its caller runs.
+    in_caller: entered for a call that its caller runs.
     settle: called when a call has raised, before `died`. It must wait for device work that the call has
         queued, because the engine has no event behind that work.
     """
@@ -154,9 +154,10 @@ class ThreadSubmitter:
         self._dead = False
         """Whether no more calls run. Guarded by the lock."""
         self._unfinished = 0
-        """Calls that are queued, claimed or running. Guarded by the lock."""
+        """Number of calls that are queued, claimed or running. Guarded by the lock."""
         self._turn = Lock()
-        """Held while a call runs, from its claim on. Taken before the lock, or if no call is unfinished."""
+        """Held while a call runs; for a claimed call, from the claim on. Taken before the lock, except by
+        `claim`: then no call is unfinished."""
         self._claimant = 0
         """Identity of the thread that has claimed the turn; 0: none has."""
         self._over = Event()
@@ -185,7 +186,7 @@ class ThreadSubmitter:
                 try:
                     call()
                 except BaseException as error:
-                    self._die(f"the hand-over of a copy failed: {described(error)}")
+                    self._die(f"queuing a copy failed: {described(error)}")
                     self._queue.put(None)
                     if not isinstance(error, Exception):
                         raise
@@ -212,8 +213,8 @@ class ThreadSubmitter:
         self._thread.join()
 
     def _end_lost_claim(self) -> None:
-        """End a claim of this thread that an interrupt (Ctrl-C) kept from running: a thread that does other
-        things has left it."""
+        """End this thread's claim if an interrupt (Ctrl-C) came before `run_claimed`. Nothing else would end
+        the claim, because the thread has left `submit`."""
         if self._claimant == get_ident():
             self._claimant = 0
             self._die("a caller was interrupted before it queued its copy")
@@ -245,7 +246,7 @@ class ThreadSubmitter:
                 call.set()
 
     def _die(self, reason: str) -> None:
-        """Run no more calls. reason: of a failure; empty if there was none."""
+        """Run no more calls. reason: why the submitter failed; empty if it was closed."""
         with self._lock:
             self._dead = True
         if reason:
@@ -404,7 +405,7 @@ class CudaCopyEngine(StreamCopyEngine):
         PyTorch's current stream of the calling thread.
     path: the path that all copies take; None: chosen for each copy by `path_table`.
     path_table: which copy takes which path, and the thread blocks of the kernel. None: measured once for each
-        kind of GPU and driver, and cached in a file; for a forced path, the thread blocks are guessed.
+        kind of GPU and driver, and cached in a file; if `path` is given, the thread blocks are guessed.
     offsets: where the part of each tensor begins in a row of the host pool (bytes); None: one after another.
 
     All methods may be called from any thread. Raises `ConfigError` if the pools do not match, or if the

@@ -11,7 +11,7 @@ cuMemcpyBatchAsync          takes the addresses of numpy arrays, so thousands of
                             and no Python objects; the GIL is released during the call
 cuMemcpy2DAsync             one array of structs describes all rectangles, instead of one object each
 cuMemcpyAsync               a loop over plain ints takes half the time of a loop over wrapped ones
-cuLaunchKernel              the same parameters take a fifth of the time; the GIL is released during the call
+cuLaunchKernel              passing its parameters takes a fifth of the time; releases the GIL during the call
 events: record, query, and  they take a microsecond, in the thread that serves requests, and keep the GIL: a
 pushing the context         thread that releases it gets it back late if another thread computes. This took
                             10 of the median 17 us to submit a transfer
@@ -295,7 +295,7 @@ def device_address(host_address: int) -> int | None:
 
 @contextmanager
 def relaxed_capture() -> Iterator[None]:
-    """Let this thread make any call while another one captures a CUDA graph, for example allocate memory."""
+    """Let this thread make any call, such as an allocation, while another thread captures a CUDA graph."""
     relaxed = bindings().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
     before = call("cuThreadExchangeStreamCaptureMode", relaxed)
     try:

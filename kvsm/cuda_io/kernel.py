@@ -89,8 +89,8 @@ def vector_bytes(layout: MemoryLayout) -> int:
 def grid(num_units: int, most_blocks: int) -> tuple[int, int]:
     """Return the launch size of the kernel: (thread blocks, threads of each).
 
-    num_units: pairs times parts. There are no more thread blocks than these need.
-    most_blocks: see `guessed_thread_blocks`.
+    num_units: pairs times parts. No more thread blocks are launched than these need.
+    most_blocks: limit of thread blocks, measured or from `guessed_thread_blocks`.
     """
     return max(1, min(most_blocks, -(-num_units // (THREADS // LANES)))), THREADS
 
@@ -98,10 +98,10 @@ def grid(num_units: int, most_blocks: int) -> tuple[int, int]:
 def guessed_thread_blocks(multiprocessors: int) -> dict[Direction, int]:
     """Return the most thread blocks of a copy on a device that was not measured.
 
-    Compute cannot use the multiprocessors of a copy at all, because a matrix product fills a multiprocessor.
-    So a thread block has the largest possible size: 128 KiB in flight for some 2 us, the time of a read over
-    the bus and back. On an H200, with 132 multiprocessors, one block stores 37 GB/s, and two blocks load 49
-    GB/s, as reads across the bus wait longer.
+    A multiprocessor that copies is lost to compute, because a matrix product needs a whole one. So a thread
+    block has the largest possible size: 128 KiB in flight for some 2 us, the time of a read over the bus and
+    back. On an H200, with 132 multiprocessors, one block stores 37 GB/s, and two blocks load 49 GB/s, as
+    reads across the bus wait longer.
     """
     return {
         Direction.STORE: max(1, multiprocessors // 132),
@@ -110,8 +110,8 @@ def guessed_thread_blocks(multiprocessors: int) -> dict[Direction, int]:
 
 
 def most_thread_blocks(multiprocessors: int) -> int:
-    """Return the most thread blocks that a copy may have when they are measured: a fortieth of the
-    multiprocessors, so that copies both ways take a twentieth of them from compute."""
+    """Return the most thread blocks that a measurement tries: a fortieth of the multiprocessors, so that both
+    directions together take a twentieth of them from compute."""
     return max(1, multiprocessors // 40)
 
 

@@ -54,7 +54,7 @@ FEW_BYTES = 4 << 10
 """Size of the fragments with which the thread blocks of the kernel are measured."""
 
 NEARLY_AS_FAST = 0.95
-"""Share of the rate of the fastest kernel that one with fewer thread blocks must reach."""
+"""Share of the kernel's best rate that a smaller number of thread blocks must reach."""
 
 KERNEL_HANDICAP = 1.1
 """Factor by which the kernel must be faster than other paths: it takes multiprocessors from compute."""
@@ -81,13 +81,13 @@ NOT_MEASURED = TableDevice("not measured", 0)
 
 
 class ThreadBlocks(NamedTuple):
-    """The most thread blocks of the copy kernel, in either direction."""
+    """The most thread blocks of the copy kernel in each direction."""
 
     store: int
     load: int
 
     def by_direction(self) -> dict[Direction, int]:
-        """Return the same numbers in a dict."""
+        """Return direction -> most thread blocks."""
         return {Direction.STORE: self.store, Direction.LOAD: self.load}
 
 
@@ -95,7 +95,7 @@ class PathTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The ranking of paths by direction, fragment bytes and count, fastest path first.
 
     device: the device and driver on which this table was measured.
-    thread_blocks: of the copy kernel; None: not measured.
+    thread_blocks: the most thread blocks of the copy kernel; None: not measured.
     """
 
     version: int
@@ -122,7 +122,7 @@ class PathTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             `count` scattered fragments, at most `MEASURED_BYTES` together. For `PITCHED` the fragments are
             rows of rectangles of up to `RECTANGLE_ROWS` rows.
         available: the paths to measure.
-        device, thread_blocks: of the table.
+        device, thread_blocks: the table's fields of these names.
 
         Raises `ConfigError` if no path other than `PITCHED` is available.
         """
@@ -193,7 +193,7 @@ class PathTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.device != device:
             raise ConfigError(f"it is for {self.device}, the device is {device}")
         if self.thread_blocks is not None and min(self.thread_blocks) < 1:
-            raise ConfigError(f"a kernel needs a thread block, it has {min(self.thread_blocks)}")
+            raise ConfigError(f"the copy kernel has {min(self.thread_blocks)} thread blocks, it needs one")
         for cells in (self.stores, self.loads):
             if [len(row) for row in cells] != [_powers(size) for size in FRAGMENT_BYTES]:
                 raise ConfigError("cells are missing, or too many")
@@ -221,7 +221,7 @@ def expected_seconds(path: CopyPath, _direction: Direction, fragment_bytes: int,
 
 
 def fewest_thread_blocks(seconds: Callable[[int], float], most: int) -> int:
-    """Return the fewest thread blocks, from 1 to `most`, that copy nearly as fast as the best number of them.
+    """Return the least number of thread blocks, from 1 to `most`, that copies nearly as fast as the best one.
 
     seconds: called with a number of thread blocks; returns the time of a copy (s).
     """

@@ -150,7 +150,7 @@ class _Tally(msgspec.Struct, gc=False):
     planned: transfers planned. abandoned: transfers in flight at a reset. ended: outcome -> transfers.
     blocks, device_blocks, steps: a transfer's number of these -> completed transfers with that number.
     seconds: completed transfers in each bucket. nanoseconds: their total time from submission to end.
-    made: the last histograms, and what they were made of: the number of completed transfers, bytes per block.
+    made: (completed transfers, bytes per block) when the last histograms were made, and these histograms.
     """
 
     planned: int = 0
@@ -165,7 +165,7 @@ class _Tally(msgspec.Struct, gc=False):
 
     def histograms(self, bytes_per_block: int) -> dict[str, HistogramValue]:
         """Return name -> histogram of the completed transfers."""
-        # Read the number first: another thread may count a transfer meanwhile, and then they are made again.
+        # Read the count first: if another thread counts a transfer meanwhile, the next call makes new ones.
         seen, (of, made) = (sum(self.seconds), bytes_per_block), self.made
         if of != seen:
             made = {

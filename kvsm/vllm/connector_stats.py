@@ -101,8 +101,10 @@ class Growth:
         self._sent: Mapping[str, Any] = {}
 
     def add(self, stats: KvsmStats, values: Mapping[str, Any]) -> None:
-        """Add the growth of these metrics. values: as in `Metrics.values`; they must be immutable, and each
-        call must have all of them. Gauges are ignored."""
+        """Add the growth of these metrics. Gauges are ignored.
+
+        values: as in `Metrics.values`: immutable, and all metrics in each call.
+        """
         sent, self._sent = self._sent, values
         for name, value in values.items():
             if name in ADDED and value != (before := sent.get(name)):
@@ -114,7 +116,7 @@ class Growth:
 def _grown(before: Any, value: Any) -> dict[str, float]:
     """Return the growth of each number that has changed, by its label values, joined with commas.
 
-    before: None is 0.
+    before: the value that was sent before; None: 0.
     """
     if isinstance(value, HistogramValue):
         counts = repeat(0) if before is None else before.counts
@@ -202,7 +204,7 @@ _GAUGES = [
     if name not in ADDED
     for _, *labels in metric.series()
 ]
-"""Each number of each gauge: (metric, its label values, these joined with commas)."""
+"""Each number of each gauge: (metric, its label values, the same values joined with commas)."""
 
 
 def histograms(name: str, series: Mapping[str, float]) -> Iterator[tuple[Series, float, int]]:

@@ -465,7 +465,7 @@ def test_a_kernel_that_reads_memory_which_is_not_there_loses_the_device(fake: Fa
 @pytest.mark.parametrize(
     ("blocks", "reason"),
     [
-        (1, "the hand-over of a copy failed: cuEventRecord"),
+        (1, "queuing a copy failed: cuEventRecord"),
         (100, "the submitting thread died of cuEventRecord"),
     ],
     ids=("in the caller", "in its thread"),

@@ -175,7 +175,7 @@ def changed(**changes: object) -> bytes:
             changed(device=("NVIDIA H200", 12060)),
             "it is for NVIDIA H200, driver 12060, the device is NVIDIA H200, driver 12080",
         ),
-        (changed(thread_blocks=(0, 1)), "a kernel needs a thread block, it has 0"),
+        (changed(thread_blocks=(0, 1)), "the copy kernel has 0 thread blocks, it needs one"),
         (changed(stores=RANDOM.stores[:-1]), "cells are missing, or too many"),
         (changed(loads=(RANDOM.loads[0][:-1], *RANDOM.loads[1:])), "cells are missing, or too many"),
         (changed(stores=[[["teleport"]]]), "Invalid enum value 'teleport'"),

@@ -131,7 +131,7 @@ class StreamThreads:
 
     def prepare(
         self,
-        direction: Direction,  # noqa: ARG002 (copies of numpy need no descriptors)
+        direction: Direction,  # noqa: ARG002 (numpy copies need no descriptors)
         device_blocks: IdArray,
         host_blocks: IdArray,
     ) -> tuple[IdArray, IdArray]:
@@ -168,7 +168,7 @@ class StreamThreads:
 
 
 class ChosenWays(StreamCopyEngine):
-    """Any copy may be large, so that its submitter queues it, or small, so that its caller may."""
+    """Each copy may be small, so that its caller may queue it, or large, so that its submitter does."""
 
     def _is_small(self, job: TransferJob) -> bool:
         return bool(control().choose(f"transfer {job.transfer} is small", 2))
@@ -177,7 +177,7 @@ class ChosenWays(StreamCopyEngine):
 class SubmittedCopies(ThreadScenario):
     """A store behind the kernel that writes its block, and a load before the kernel that reads its own."""
 
-    says = "copies of the engine of streams are queued by callers and submitting threads, and any may fail"
+    says = "callers and submitting threads queue copies on the engine's streams, and any copy may fail"
     sizes: Mapping[str, int] = {"stores": 1, "deaths": 0}
     modules = ("kvsm.copies.streams", "kvsm.cuda_io.cuda_engine")
     line_modules = ("kvsm.copies.streams", "kvsm.cuda_io.cuda_engine")

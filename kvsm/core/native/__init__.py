@@ -1,4 +1,4 @@
-"""The native body of the fold, of a core's most frequent calls and of copy plans: decides whether it runs.
+"""Decides whether the native body runs: C for the fold, a core's most frequent calls and copy plans.
 
 The fold has two implementations over one state. `kvsm.core.ledger`, in Python, is the reference. The C files
 here do the same for the common cases, function by function under the same names, and leave all other cases to

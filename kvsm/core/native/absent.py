@@ -47,10 +47,10 @@ def plan_runs(*_copy: object) -> None:
 
 
 def plan_rectangles(*_copy: object) -> bytes:
-    """Return nothing: no runs come from `plan_runs`."""
+    """Return no columns. Not called, because `plan_runs` returns None."""
     return b""
 
 
 def plan_fragments(*_copy: object) -> bytes:
-    """Return nothing: no runs come from `plan_runs`."""
+    """Return no columns. Not called, because `plan_runs` returns None."""
     return b""

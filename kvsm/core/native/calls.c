@@ -195,7 +195,7 @@ static PyObject *checked_device_blocks(Call *call, PyObject *given, Py_ssize_t *
 }
 
 /* The first `wanted` pins of a request's match, in the form of an event; owned. NULL: the match has fewer pins, or a
-   pin may no longer hold. hosts: their host blocks, if a slot has several; owned. */
+   pin may no longer hold. hosts: set to their host blocks; owned. */
 static PyObject *pins_of(Call *call, PyObject *request, Py_ssize_t wanted, int64_t chunk, PyObject **hosts)
 {
     PyObject *record = known(call, request), *slots = NULL;
@@ -214,7 +214,7 @@ static PyObject *pins_of(Call *call, PyObject *request, Py_ssize_t wanted, int64
     return slots;
 }
 
-/* The job of a load of whole slots, after its event. */
+/* Emit the event of a load of whole slots, and return its job. */
 static Verdict plan_load(Call *call, PyObject *request, PyObject *slots, PyObject *blocks, PyObject *hosts)
 {
     PyObject *const values[] = {request, slots, blocks, Py_False, python.no_ids, python.empty_text};
@@ -455,7 +455,7 @@ static Verdict submit(Call *call)
     return FOLDED;
 }
 
-/* Add to a number of the core. */
+/* Add `more` to this number of the core. */
 static bool count_in_core(Call *call, Name name, int64_t more)
 {
     int64_t before;
@@ -468,8 +468,8 @@ static bool count_in_core(Call *call, Name name, int64_t more)
     return done;
 }
 
-/* Whether Python need not look for plans that were never submitted. emits: whether the step had an event, so that its
-   end has one. */
+/* Whether this step ends without a check for plans that were never submitted, which Python makes. emits: set to whether
+   the step had an event; then its end is an event, too. */
 static bool may_end_step(Call *call, bool *emits)
 {
     int64_t step, last, until_look;

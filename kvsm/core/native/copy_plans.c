@@ -1,6 +1,6 @@
 /* Plans of copies (kvsm/copies/geometry.py): the runs of a transfer, its rectangles, and their rows.
 
-   Nothing here is of the fold. A layout comes as a table of int64, which `CopyPlanner` makes once. */
+   This file has no part in the fold. A layout is a table of int64, which `CopyPlanner` makes once. */
 
 #include "body.h"
 
@@ -22,13 +22,13 @@ typedef struct {
     const Band *bands;
 } Layout;
 
-/* Consecutive pairs of blocks; a pair alone is a run of one. */
+/* Consecutive pairs of blocks; a single pair is a run of one. */
 typedef struct {
     int64_t device, host, count;
 } Run;
 
-/* The columns that are filled: rectangles, or each of their rows. on_device, on_host: indices of the addresses; the
-   pitches of rectangles are 4 further on. */
+/* The columns to fill: of rectangles, or of their rows. on_device, on_host: columns of the addresses; those of the
+   pitches are `PITCHES` further on. */
 typedef struct {
     uint64_t *columns;
     Py_ssize_t count, filled;
@@ -50,7 +50,8 @@ static bool read_layout(PyObject *table, Layout *layout)
     return PyBytes_Size(table) == size;
 }
 
-/* Sort by host block, a byte at a time; equal ones keep their order. spare: room for as many. Returns where they are. */
+/* Radix sort by host block, a byte at a time; stable. spare: memory for `count` runs. Returns the sorted array, either
+   `runs` or `spare`. */
 static Run *sorted_runs(Run *runs, Run *spare, Py_ssize_t count)
 {
     uint64_t largest = 0;
@@ -74,7 +75,7 @@ static Run *sorted_runs(Run *runs, Run *spare, Py_ssize_t count)
     return runs;
 }
 
-/* Merge neighbours that are consecutive on both sides; returns how many runs there are. */
+/* Merge neighbours that are consecutive on both sides. Returns how many runs are left. */
 static Py_ssize_t merged(Run *runs, Py_ssize_t count)
 {
     Py_ssize_t last = 0;
@@ -166,7 +167,7 @@ static void fill(Plan *plan, const Layout *layout, const Run *runs, Py_ssize_t c
     }
 }
 
-/* Runs are bytes: a `Run` each. */
+/* Return the runs as bytes, a `Run` each, and the number of rectangles. */
 static PyObject *runs_of(const Layout *layout, const Batch *device_blocks, const Batch *host_blocks)
 {
     Py_ssize_t count = host_blocks->count;
@@ -186,7 +187,7 @@ static PyObject *runs_of(const Layout *layout, const Batch *device_blocks, const
     return made;
 }
 
-/* None: Python merges, because the ids have another form, or refuses. */
+/* Returns None if Python must merge, because the ids have another form, or must refuse. */
 PyObject *plan_runs(PyObject *module, PyObject *arguments)
 {
     (void)module;

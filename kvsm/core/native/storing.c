@@ -1,5 +1,5 @@
-/* Offers of computed blocks, planned as one store (kvsm/core/offloader/storing.py). Under LRU, and only if each offered
-   block is new or resident: whatever waits, is skipped or refused is left to Python. */
+/* Offers of computed blocks, planned as one store (kvsm/core/offloader/storing.py). Only under LRU, and only if each
+   offered block is new or resident: an offer with a block that waits, is skipped or is refused is left to Python. */
 
 #include "calls.h"
 
@@ -10,7 +10,7 @@ typedef struct {
     PyObject *parents;         /* place -> the key before it, a dict; borrowed. NULL: none */
     PyObject *first_parent;    /* the key before the first block, of `prepare_store`; borrowed. NULL: none */
     PyObject *place_of;        /* key -> place, a dict; made when it is needed; owned */
-    PyObject **begins;         /* the key before this block, if a prompt begins or goes on here; borrowed */
+    PyObject **begins;         /* the key before this block; NULL: that of the place before; borrowed */
     Py_ssize_t count;          /* of keys */
     int64_t chunk;             /* device blocks of a key */
     int64_t *sources;          /* the device blocks of all keys */
@@ -90,7 +90,7 @@ static bool take_sources(Offer *offer, PyObject *given)
     return fit && are_distinct(look, &blocks, look->fold->leases.size);
 }
 
-/* Whether these own all keys of the offer, or nobody owns any (`owners_of`). Notes where each owner's blocks begin. */
+/* Whether these own all keys of the offer, or none are named (`owners_of`). Notes where each owner's blocks begin. */
 static bool take_owners(Offer *offer, PyObject *owners, PyObject *nothing)
 {
     int64_t sum = 0, count;
@@ -108,7 +108,7 @@ static bool take_owners(Offer *offer, PyObject *owners, PyObject *nothing)
     return sum == offer->count || PyTuple_Size(owners) == 0;
 }
 
-/* Note the keys before blocks that their places do not tell (`parents_of`). */
+/* Note the key before each block that does not continue the block at the place before (`parents_of`). */
 static bool take_parents(Offer *offer, PyObject *parents)
 {
     Py_ssize_t next = 0;
@@ -169,12 +169,12 @@ static bool has_room(Offer *offer)
     return room >= offer->news;
 }
 
-/* Whether nobody listens to uses or evictions, and jobs need neither keys nor generations. */
+/* Whether uses and evictions have no listener, and jobs need neither keys nor generations. */
 static bool is_plain(Call *call)
 {
     PyObject *using = of_core(call, N_using), *evicting = of_core(call, N_evicting);
     const bool unheard = using == Py_None && evicting == Py_None;
-    Py_XDECREF(using); /* the core has them */
+    Py_XDECREF(using); /* the core keeps them alive */
     Py_XDECREF(evicting);
     return unheard && field(&call->look, N_kept) == Py_None;
 }
@@ -188,7 +188,7 @@ static bool none_is_stale(Call *call)
     return none;
 }
 
-/* --------------------------------------------------------------- the blocks before blocks (`_runs`) */
+/* --------------------------------------------------------------- the block before each block (`_runs`) */
 
 /* The place of a key in the offer. -1: it is not there. -2: an error is set. */
 static Py_ssize_t place_of(Offer *offer, PyObject *key)
@@ -287,14 +287,14 @@ static PyObject *runs_of(Offer *offer, const int64_t *places, const int64_t *slo
 
 /* ------------------------------------------------------------------------------------- the events */
 
-/* Refuse to go on: the clock, the log or a listener has changed the ledger since the checks. */
+/* Raise an error: the clock, the log or a listener has changed the ledger since the checks. */
 static bool changed_amid(void)
 {
     PyErr_SetString(PyExc_RuntimeError, "the ledger was changed while a call was planning a store");
     return false;
 }
 
-/* The resident keys are used. */
+/* Emit that the resident blocks are used. */
 static bool touch_residents(Offer *offer)
 {
     PyObject *slots = packed(offer->slots, offer->residents), *ended = NULL;
@@ -308,7 +308,7 @@ static bool touch_residents(Offer *offer)
     return ended != NULL;
 }
 
-/* The next victims: the first blocks in the order that are not offered. The room was counted before. */
+/* Find the next victims: the first blocks in the eviction order that are not offered. `has_room` has counted them. */
 static bool next_victims(Offer *offer, Py_ssize_t count, int64_t *victims)
 {
     Folding *look = &offer->call->look;
@@ -340,11 +340,11 @@ static PyObject *keys_of(const Offer *offer, const int64_t *slots, Py_ssize_t co
     return keys;
 }
 
-/* Evict as many blocks as the new keys lack room (`_evict`). Returns their keys; owned. */
+/* Evict as many blocks as free slots are lacking for the new keys (`_evict`). Returns the evicted keys; owned. */
 static PyObject *make_room(Offer *offer)
 {
     const int64_t lacking = offer->news - free_queue(&offer->call->look)->size;
-    int64_t *victims = offer->slots + offer->residents, seq; /* as memory: the new keys have no slots yet */
+    int64_t *victims = offer->slots + offer->residents, seq; /* free to use: the new keys have no slots yet */
     if (lacking <= 0)
         return owned(python.no_ids);
     if (!next_victims(offer, (Py_ssize_t)lacking, victims) || !field_number(&offer->call->look, N_seq, &seq))
@@ -400,7 +400,7 @@ static PyObject *owners_of(const Offer *offer)
     return all;
 }
 
-/* The new keys, their device blocks at the begin of `sources`. Returns the keys as a tuple; owned. */
+/* Move the device blocks of the new keys to the front of `sources`. Returns the new keys as a tuple; owned. */
 static PyObject *only_new(Offer *offer)
 {
     PyObject *keys = PyTuple_New(offer->news);
@@ -497,7 +497,7 @@ static PyObject *store_new(Offer *offer)
     return made;
 }
 
-/* An offer whose keys, blocks, owners and parents are taken (`_store`). */
+/* Store an offer whose keys, blocks, owners and parents are read (`_store`). */
 static Verdict store_offer(Offer *offer)
 {
     Call *call = offer->call;
@@ -512,7 +512,7 @@ static Verdict store_offer(Offer *offer)
     return call->result == NULL ? FAILED : FOLDED;
 }
 
-/* The argument of this place or name; borrowed. NULL: it was not given. */
+/* The argument at this place or with this name; borrowed. NULL: it was not given. */
 static PyObject *argument(const Call *call, Py_ssize_t place, const char *name)
 {
     if (place < call->count)
@@ -558,7 +558,7 @@ static PyObject *one_owner(PyObject *request, Py_ssize_t keys)
     return owners;
 }
 
-/* Take the offer of one request, and note its last key. */
+/* Store the offer of one request, and note its last key. */
 static Verdict store_for(Offer *offer, PyObject *request, PyObject *parent)
 {
     PyObject *owners = one_owner(request, offer->count);

@@ -286,7 +286,7 @@ def adopt_blocks(core: EventEmitter, keys: Sequence[bytes], slots: Sequence[int]
 
 
 def _spared(core: EventEmitter, call: str, spared: Collection[int]) -> Sequence[int]:
-    """Check the slots that are not evicted for an offer."""
+    """Check the slots that must not be evicted for an offer."""
     if not spared and type(spared) is tuple:
         return spared
     slots: Any = tuple(spared) if isinstance(spared, Set) else spared

@@ -20,7 +20,7 @@ What differs:
   store that fails costs nothing, and a key that is offered again still enters T2.
 - The steps of p are whole numbers, rounded down. The tie (|T1| = p at a ghost of B2) always takes from T2.
 - The bound of 2c is kept as |B1| + |B2| <= c, which is the same when the pool is full.
-- The idle blocks that continue a victim go first, from whichever queue (`BlockTree`).
+- Before a victim, all idle blocks that continue it are evicted, from either queue (`BlockTree`).
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ the queues. A block is stored if it is worth at least as much as the victim that
 So the policy adapts to the workload. Where most blocks are used again soon or never, the worth falls with the
 age: that is LRU. Where sessions take turns, the worth rises as the next turn comes near: stored blocks stay,
 and new ones are refused. Where most blocks are never used again, a block that was used outlives one that was
-not, and a new block is refused until its key is offered a second time. Where next to no new block comes back
-(`FirstReturns`), no new block is stored.
+not, and a new block is refused until its key is offered a second time. Where almost no new block comes back
+(`FirstReturns`), new blocks are not stored.
 
 The policy reads no wall clock: its own clock advances by one for each block that is stored, refused or used.
 Two uses close together count as one, such as when a waiting request looks its prompt up again, or offers its
@@ -132,7 +132,7 @@ class AutoPolicy(EvictionPolicy):
         self._store(_numbers(slots), keys, None)
 
     def _store(self, numbers: Numbers, keys: Sequence[bytes], parent: int | None) -> None:
-        """Add blocks whose place in a prompt is noted."""
+        """Add blocks that `_chains` has already added."""
         self._uses.put(numbers, self._count_use(self._seen.take(keys)))
         self._note_use(numbers)
         self._enter(numbers, parent)

@@ -1,12 +1,12 @@
 """`BlockTree`: the stored blocks, with the blocks that continue each of them.
 
 A request that hits a block also hits all blocks before it. So a block must not be evicted before a block that
-continues it: the latter would stay, and no request could hit it. A policy with one queue in prompt order
-obeys by itself. A policy whose queues part a block from its continuation calls `children_first` for each
-choice.
+continues it (its *child*): the child would stay, and no request could hit it. A policy with one queue in
+prompt order keeps this rule by itself. A policy whose queues may separate a block from its children calls
+`children_first` for each choice.
 
-Adding and removing a block, and finding a child, take constant time. All children of a block are in a list
-through three arrays. The order of this list depends on the past, so no decision reads it.
+Adding and removing a block, and finding a child, take constant time. The children of a block are a linked
+list in three arrays. Its order depends on past calls, so no decision may depend on this order.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from kvsm.core.policies.policy_copies import Column
 from kvsm.ids import IdArray, listed, pack, unpack
 
 _ABSENT, _ROOT, _PARENT = 0, 1, 2
-"""A block's entry in `column`: it is not stored; it has no stored parent; the slot of its parent, plus
-`_PARENT`."""
+"""Entries of `column`: the block is not stored; it has no stored parent; `_PARENT` plus the slot of its
+parent."""
 
 
 class BlockTree:
@@ -41,13 +41,13 @@ class BlockTree:
         self.restore(column)
 
     def clear(self) -> None:
-        """Forget all blocks, without clearing memory."""
+        """Forget all blocks. Takes new memory instead of clearing the old."""
         self.column = Column(self._capacity, "<u4")
-        """The whole state. The other arrays follow from it."""
+        """The whole state. The other arrays are derived from it."""
         self._empty_lists()
 
     def _empty_lists(self) -> None:
-        # In each, a slot plus one; 0: none.
+        # Each value is a slot plus one; 0: none.
         self._first_child, self._next, self._previous = (np.zeros(self._capacity, "<u4") for _ in range(3))
         self._child_at, self._next_at = self._first_child.data, self._next.data
         self._previous_at, self._entry_at = self._previous.data, self.column.values.data
@@ -71,12 +71,12 @@ class BlockTree:
             self._link(own[0], first - _PARENT)
 
     def add_apart(self, slots: IdArray) -> None:
-        """Add new blocks of which nothing is known."""
+        """Add new blocks whose parents are unknown."""
         self.remove(slots)
         self.column.put(_numbers(slots), _ROOT)
 
     def remove(self, slots: IdArray) -> None:
-        """Forget blocks. Those that continue them have no parent from now on."""
+        """Forget blocks. Their children have no parent from now on."""
         entries = self._entry_at
         some = [slot for slot in listed(slots) if entries[slot]]
         if not some:
@@ -96,10 +96,11 @@ class BlockTree:
             links[gone] = 0
 
     def children_first(self, victims: IdArray, may_go: Callable[[int], bool]) -> IdArray:
-        """Return as many slots to evict: each victim after all blocks behind it that may go.
+        """Return as many slots as `victims`: each victim after all of its descendants that may be evicted.
 
-        victims: to evict in this order. The last ones stay if blocks behind the first ones need their turn.
-        may_go: whether a block may be evicted. If it may not, no block behind it is evicted for it.
+        victims: the slots to evict, in this order. Descendants of the first ones take the turns of the last
+            ones, which then stay.
+        may_go: whether a block may be evicted. If not, its descendants are not searched.
         """
         chosen, gone = list[int](), set[int]()
         wanted, children, after = listed(victims), self._child_at, self._next_at
@@ -116,14 +117,14 @@ class BlockTree:
         return unpack(pack(chosen))
 
     def restore(self, state: bytes) -> None:
-        """Restore `column`. Raises `ValueError` if it is no forest of stored blocks."""
+        """Restore `column`. Raises `ValueError` if a parent is not stored, or a block is its own ancestor."""
         self.column.restore(state)
         self._empty_lists()
         entries = self.column.values.astype(np.int64)
         children = np.flatnonzero(entries >= _PARENT)
         parents = entries[children] - _PARENT
         if parents.max(initial=0) >= self._capacity or not entries[parents].all():
-            raise ValueError("the snapshot has blocks that continue a block which is not stored")
+            raise ValueError("the snapshot has blocks whose parent is not stored")
         _refuse_rings(children, parents, self._capacity)
         by_parent = np.argsort(parents, kind="stable")
         children, parents = children[by_parent], parents[by_parent]
@@ -134,8 +135,10 @@ class BlockTree:
         self._next[children[later - 1]] = children[later] + 1
 
     def _children_and(self, victim: int, gone: set[int], may_go: Callable[[int], bool]) -> Iterator[int]:
-        """Yield the blocks behind a victim that may go and are not gone, each after those behind it, then the
-        victim. They are added to `gone`."""
+        """Yield the descendants of a victim that may be evicted, children before parents, then the victim.
+
+        gone: blocks that were yielded before. They are skipped; each yielded block is added.
+        """
         line = [victim]
         while line:
             slot = line[-1]
@@ -171,7 +174,7 @@ class BlockTree:
             self._previous_at[after - 1] = before
 
     def _part(self, slot: int) -> None:
-        """Make roots of the stored children of a block that was removed."""
+        """Turn the stored children of a removed block into roots."""
         stored = [child for child in self._children(slot) if self._entry_at[child]]
         for child in stored:
             self._next_at[child] = self._previous_at[child] = 0
@@ -183,7 +186,7 @@ def _numbers(slots: IdArray) -> NDArray[np.int64]:
 
 
 def _refuse_rings(children: NDArray[np.int64], parents: NDArray[np.int64], capacity: int) -> None:
-    """Raise `ValueError` if a block continues itself through others."""
+    """Raise `ValueError` if a block is its own ancestor."""
     ancestor = np.arange(capacity + 1)
     ancestor[:] = capacity
     ancestor[children] = parents
@@ -191,4 +194,4 @@ def _refuse_rings(children: NDArray[np.int64], parents: NDArray[np.int64], capac
         if (ancestor == capacity).all():
             return
         ancestor = ancestor[ancestor]  # twice as far up
-    raise ValueError("the snapshot has blocks that continue themselves")
+    raise ValueError("the snapshot has blocks that are their own ancestors")

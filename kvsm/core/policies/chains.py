@@ -53,7 +53,7 @@ class Chains:
             self._children.add(np.array([parent]), 1)
 
     def add_apart(self, slots: Numbers, now: int) -> None:
-        """Add blocks of which nothing is known. now: as in `add`."""
+        """Add blocks whose parents are unknown. now: as in `add`."""
         self._since.put(slots, now)
         for column in (self._parent_since, self._children):
             column.put(slots, 0)

@@ -88,9 +88,9 @@ class EvictionPolicy(Protocol):
         """
 
     def adopted(self, slots: IdArray, keys: Sequence[bytes]) -> None:
-        """Add the blocks of another policy, which this one replaces. It should evict the last one first.
+        """Add the blocks of the policy that this one replaces. The last block should be evicted first.
 
-        Neighbours need not belong to one prompt. This default treats them as one prompt.
+        Neighbours need not belong to one prompt, but this default treats them so.
         """
         self.admitted(slots, keys)
 

@@ -1,26 +1,26 @@
 """`FirstReturns`: the share of new blocks that come back.
 
 A *new* block is one whose key the policy does not remember: neither stored, nor recently evicted or refused.
-It *comes back* when it is used or offered for the second time. If next to no new block does, a store of one
-is a copy for nothing. The policy remembers the keys of refused blocks, so it counts their returns too: it
-need not store a block to learn whether it comes back.
+It *comes back* when it is used or offered for the second time. If almost no new block comes back, storing one
+is a wasted copy. The policy remembers the keys of refused blocks and counts their returns too, so it need not
+store a block to learn whether it comes back.
 """
 
 from __future__ import annotations
 
 _RARE = 64
-"""New blocks are not worth a store while fewer than one of this many comes back."""
+"""New blocks are not worth a store while fewer than one in this many comes back."""
 _EVIDENCE = 4
 """At least this many new blocks per slot must have been counted."""
 _MOST = 1 << 48
-"""No count gets there."""
+"""No count reaches this."""
 
 
 class FirstReturns:
     """Counts new blocks, and those that came back, for a pool of `capacity` slots.
 
-    Both counts are halved at twice the evidence that is needed, so they follow a changing workload. If no
-    block came back before, the return of one block for each eight slots is enough to store new blocks again.
+    Both counts are halved when twice the needed evidence is reached, so they follow a changing workload. Even
+    if no block came back before, one return for every eight slots is enough to store new blocks again.
     """
 
     def __init__(self, capacity: int) -> None:

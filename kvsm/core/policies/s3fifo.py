@@ -25,8 +25,8 @@ What differs from the paper:
   `main`.
 - A block enters before its parent only if the parent was not used. A use does not move the parent: a block
   that enters before a used parent near the head would be evicted soon, while the parent stays.
-- The idle blocks that continue a victim go first, from whichever queue (`BlockTree`). A victim of `main` that
-  is replaced by one with another count may change the number of passes.
+- Before a victim, all idle blocks that continue it are evicted, from either queue (`BlockTree`). If they
+  replace a victim of `main` that has another count of uses, the number of passes may change.
 - A ghost leaves when its store is planned (`recalled`). Until the store is done the key is *returning*: a
   store that fails costs nothing, and a key that is offered again still enters `main`.
 
@@ -147,7 +147,7 @@ class S3FIFOPolicy(UseCountingPolicy):
         return Choice(victims, unpack(pack([slot for slot in listed(moved) if slot not in gone])))
 
     def _search(self, count: int, protected: Collection[int]) -> Choice:
-        """Choose without regard to which block continues which."""
+        """Choose victims, ignoring which block continues which."""
         uses = self._uses
         share_of_main = min(count, max(0, self._small_target - len(self._small)))
         small, promoted = uses.search(self._small, count - share_of_main, _ONCE, protected, self.most_passed)
