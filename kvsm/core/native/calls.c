@@ -243,7 +243,7 @@ static Verdict prepare_load(Call *call)
     if (call->names != NULL || call->count < 2 || call->count > 3 || !is_name(given[0]) ||
         (call->count == 3 && !(PyTuple_CheckExact(given[2]) && is_empty(given[2]))) ||
         field(&call->look, N_kept) != Py_None || /* then the job has keys and generations */
-        !configured(call, N_blocks_per_chunk, &chunk) || !configured(call, N_max_live_transfers, &most) ||
+        !configured(call, N_blocks_per_chunk, &chunk) || chunk == 0 || !configured(call, N_max_live_transfers, &most) ||
         PyDict_Size(field(&call->look, N_transfers)) >= most || uses_are_heard(call))
         return REFERENCE;
     PyObject *blocks = checked_device_blocks(call, given[1], &wanted), *slots = NULL, *hosts = NULL;

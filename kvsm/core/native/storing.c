@@ -7,10 +7,8 @@
 typedef struct {
     Call *call;
     PyObject *owners, *keys;   /* tuples; owned */
-    PyObject *parents;         /* place -> the key before it, a dict; borrowed. NULL: none */
-    PyObject *first_parent;    /* the key before the first block, of `prepare_store`; borrowed. NULL: none */
     PyObject *place_of;        /* key -> place, a dict; made when it is needed; owned */
-    PyObject **begins;         /* the key before this block; NULL: that of the place before; borrowed */
+    PyObject **begins;         /* the key before this block; NULL: that of the place before; owned */
     Py_ssize_t count;          /* of keys */
     int64_t chunk;             /* device blocks of a key */
     int64_t *sources;          /* the device blocks of all keys */
@@ -24,6 +22,8 @@ static void offer_end(Offer *offer)
     Py_XDECREF(offer->owners);
     Py_XDECREF(offer->keys);
     Py_XDECREF(offer->place_of);
+    for (Py_ssize_t place = 0; offer->begins != NULL && place < offer->count; place++)
+        Py_XDECREF(offer->begins[place]);
     PyMem_Free(offer->begins);
     PyMem_Free(offer->sources);
 }
@@ -57,11 +57,12 @@ static bool take_keys(Offer *offer, PyObject *given)
     return are_distinct;
 }
 
-/* Make the arrays. */
+/* Make the arrays, unless the ledger has fewer device blocks than the keys need. */
 static bool take_memory(Offer *offer)
 {
     const size_t count = (size_t)offer->count;
-    if (!configured(offer->call, N_blocks_per_chunk, &offer->chunk))
+    if (!configured(offer->call, N_blocks_per_chunk, &offer->chunk) ||
+        offer->chunk > offer->call->look.fold->leases.size / offer->count)
         return false;
     offer->sources = PyMem_Malloc(count * (3 + (size_t)offer->chunk) * sizeof *offer->sources);
     offer->begins = PyMem_Calloc(count, sizeof *offer->begins);
@@ -78,16 +79,26 @@ static bool take_sources(Offer *offer, PyObject *given)
 {
     const Py_ssize_t count = offer->count * (Py_ssize_t)offer->chunk;
     Folding *look = &offer->call->look;
+    const int32_t size = look->fold->leases.size;
     int64_t limit;
     PyObject *all = PyTuple_CheckExact(given) ? owned(given) : NULL;
     if (PyList_CheckExact(given) || PyRange_Check(given))
         all = PySequence_Tuple(given);
-    bool fit = all != NULL && PyTuple_Size(all) == count && configured(offer->call, N_device_blocks, &limit);
+    bool fit = all != NULL && PyTuple_Size(all) == count && configured(offer->call, N_device_blocks, &limit) &&
+               limit <= size;
     for (Py_ssize_t one = 0; fit && one < count; one++)
         fit = read_number(PyTuple_GetItem(all, one), &offer->sources[one]) && offer->sources[one] < limit;
     Py_XDECREF(all);
     const Batch blocks = {.ids = offer->sources, .count = count};
-    return fit && are_distinct(look, &blocks, look->fold->leases.size);
+    return fit && are_distinct(look, &blocks, size);
+}
+
+/* Note the key before this place. */
+static void begin_at(Offer *offer, int64_t place, PyObject *key)
+{
+    PyObject *before = offer->begins[place];
+    offer->begins[place] = owned(key);
+    Py_XDECREF(before);
 }
 
 /* Whether these own all keys of the offer, or none are named (`owners_of`). Notes where each owner's blocks begin. */
@@ -101,7 +112,7 @@ static bool take_owners(Offer *offer, PyObject *owners, PyObject *nothing)
         if (!PyTuple_CheckExact(owner) || PyTuple_Size(owner) != 2 || !is_name(PyTuple_GetItem(owner, 0)) ||
             !read_number(PyTuple_GetItem(owner, 1), &count) || count == 0 || count > offer->count - sum)
             return false;
-        offer->begins[sum] = nothing;
+        begin_at(offer, sum, nothing);
         sum += count;
     }
     offer->owners = owned(owners);
@@ -120,7 +131,7 @@ static bool take_parents(Offer *offer, PyObject *parents)
         if (!read_number(place, &number) || !is_key(key))
             return false;
         if (number < offer->count)
-            offer->begins[number] = key;
+            begin_at(offer, number, key);
     }
     return true;
 }
@@ -220,7 +231,7 @@ static PyObject *key_before(const Offer *offer, Py_ssize_t place)
 static PyObject *stored_before(Offer *offer, Py_ssize_t place)
 {
     PyObject *key = key_before(offer, place);
-    for (Py_ssize_t step = 0; step <= offer->news; step++) { /* bounded, because the keys may form a cycle */
+    for (Py_ssize_t step = 0; step < offer->news; step++) { /* bounded, because the keys may form a cycle */
         const Py_ssize_t before = place_of(offer, key);
         if (before == -2)
             return NULL;
@@ -596,14 +607,14 @@ static bool is_collection(PyObject *object)
     return object == NULL || PyTuple_CheckExact(object) || PyAnySet_CheckExact(object);
 }
 
-/* Whether `store` was called with arguments of these names. */
+/* Whether the named arguments of `store` exist, and were not given by their place too. */
 static bool are_known(const Call *call)
 {
     static const char *const names[] = {"again", "spared", "parents", "required"};
     for (Py_ssize_t one = 0; call->names != NULL && one < PyTuple_Size(call->names); one++) {
         bool is_known = false;
-        for (size_t name = 0; name < sizeof names / sizeof *names; name++)
-            is_known |= argument(call, call->count, names[name]) == call->arguments[call->count + one];
+        for (size_t name = (size_t)call->count - 3; name < sizeof names / sizeof *names; name++)
+            is_known |= PyUnicode_CompareWithASCIIString(PyTuple_GetItem(call->names, one), names[name]) == 0;
         if (!is_known)
             return false;
     }

@@ -11,7 +11,7 @@ from operator import sub
 from pathlib import Path
 from random import Random
 from sys import getrefcount
-from types import CodeType, FrameType
+from types import CodeType, FrameType, SimpleNamespace
 from typing import Any
 from weakref import ref
 
@@ -360,6 +360,86 @@ def two_a_chunk() -> TwinCores:
     twins.call("submit", [live(twins)])
     twins.call("complete_store", live(twins))
     return twins
+
+
+def stores_of_others(keys: list[bytes]) -> TwinCores:
+    """Twins that have these keys, stored from the last device blocks."""
+    twins = TwinCores(OffloadConfig(host_blocks=12, device_blocks=100))
+    twins.call("end_step")
+    if keys:
+        twins.call("store", (), keys, range(100 - len(keys), 100))
+        twins.call("submit", [live(twins)])
+        twins.call("complete_store", live(twins))
+    return twins
+
+
+FEW_KEYS = (b"", b"a", b"b", b"c", b"d")
+
+
+@given(
+    st.lists(st.sampled_from(FEW_KEYS), unique=True),
+    st.lists(st.sampled_from(FEW_KEYS), unique=True, min_size=1),
+    st.dictionaries(st.integers(0, 5), st.sampled_from(FEW_KEYS)),
+    st.booleans(),
+)
+@example([b"a"], [b"a", b"", b"b"], {0: b"b", 1: b"b"}, False)
+def test_any_parents_are_found_alike(
+    resident: list[bytes], keys: list[bytes], parents: dict[int, bytes], owned: bool
+) -> None:
+    """Also of keys that continue each other in a circle, and of the empty key."""
+    owners = (("r", len(keys)),) if owned else ()
+    stores_of_others(resident).call("store", owners, keys, range(len(keys)), parents=parents)
+
+
+@pytest.mark.parametrize("name", ["owners", "keys", "device_blocks", "again", "spared", "parents", "bogus"])
+@pytest.mark.parametrize("count", range(3, 8))
+@pytest.mark.parametrize("others", [{}, {"again": ()}])
+def test_a_store_has_each_argument_once(name: str, count: int, others: dict[str, Any]) -> None:
+    """A name that no argument has was ignored if its value was the value of another argument."""
+    given = ((), KEYS[:1], (0,), (), (), {}, ())
+    value = {} if name == "parents" else ()
+    stores_of_others([]).call("store", *given[:count], **{**others, name: value})
+
+
+def test_parents_may_change_while_a_store_is_planned() -> None:
+    """Their keys were used after they were freed."""
+    twins = stores_of_others([b"a"])
+
+    def store(core: Offloader) -> Any:
+        parents, log = {1: bytes(bytearray(b"unknown" * 9))}, log_of(core)
+
+        class Clearing(Log):
+            def append(self, event: Any) -> None:
+                super().append(event)
+                parents[1] = b""
+                self.junk = [bytes([n]) * 63 for n in range(99)]
+
+        core.log = Clearing()
+        core.log.core = core
+        try:
+            return core.store((), [b"a", b"b"], [0, 1], parents=parents)
+        finally:
+            core.log = log
+            log += core.log
+
+    twins.each(store)
+
+
+@pytest.mark.parametrize("keys", [1, 20])
+@pytest.mark.parametrize("chunk", [0, 1, 1 << 60, 1 << 62])
+def test_a_configuration_that_is_not_the_ledgers_is_left_to_python(keys: int, chunk: int) -> None:
+    """A store read and wrote behind the device blocks that the ledger has."""
+    twins = stores_of_others([])
+    twins.call("match", "r", [b"%d" % n for n in range(keys)])
+    for core in twins.both:
+        core.config = SimpleNamespace(  # type: ignore[assignment]
+            device_blocks=1 << 31, host_blocks=12, blocks_per_chunk=chunk, max_live_transfers=9
+        )
+    offered = [b"%d" % n for n in range(keys)]
+    for blocks in ([], [10**8 + n for n in range(keys)]):
+        twins.call("store", (), offered, blocks)
+        twins.call("prepare_store", "r", offered, blocks)
+        twins.call("prepare_load", "r", blocks)
 
 
 @pytest.mark.parametrize("name", ["q", "p", "nobody", "é", "\ud800", Name("p"), b"p", None, 7])
