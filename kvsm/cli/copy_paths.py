@@ -10,9 +10,10 @@ import msgspec
 
 from kvsm.cli.log_options import json_option
 from kvsm.cli.output import Command, say, say_json, say_table
+from kvsm.errors import ConfigError
 
 if TYPE_CHECKING:
-    from kvsm.cuda_io.paths import Cells
+    from kvsm.cuda_io.paths import Cells, PathTable, TableDevice
 
 
 class PathRange(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,7 +36,7 @@ class CopyPathsAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="sche
     """What `kvsm copy-paths --json` prints: which copy path is fastest on a GPU.
 
     device: name of the GPU. driver_version: the CUDA version of its driver, 12080 for 12.8.
-    file: the cache file of the table.
+    file: the cache file that has the table; None: none has, because it is a guess or could not be written.
     is_measured: false: the table is a guess, because it could not be measured.
     store_thread_blocks, load_thread_blocks: most thread blocks of the copy kernel; None: not measured.
     stores, loads: by fragment size, then by count.
@@ -43,7 +44,7 @@ class CopyPathsAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="sche
 
     device: str
     driver_version: int
-    file: str
+    file: str | None
     is_measured: bool
     store_thread_blocks: int | None
     load_thread_blocks: int | None
@@ -79,11 +80,11 @@ def copy_paths(device: int, measure: bool, as_json: bool) -> None:
         say(f"thread blocks of the copy kernel: at most {blocks}")
     for title, ranges in (("stores", answer.stores), ("loads", answer.loads)):
         _say_ranges(title, ranges)
-    say(f"cached in {answer.file}" if answer.is_measured else "not cached")
+    say("not cached" if answer.file is None else f"cached in {answer.file}")
 
 
 def _answer(ordinal: int, measure: bool) -> CopyPathsAnswer:
-    from kvsm.cuda_io.copier import CopyCalls, cached_path_table, measured_path_table, table_file
+    from kvsm.cuda_io.copier import CopyCalls, cached_path_table, measured_path_table
     from kvsm.cuda_io.driver import CudaContext
     from kvsm.cuda_io.paths import NOT_MEASURED, TableDevice
 
@@ -98,13 +99,25 @@ def _answer(ordinal: int, measure: bool) -> CopyPathsAnswer:
     return CopyPathsAnswer(
         device=device.name,
         driver_version=device.driver_version,
-        file=str(table_file(device)),
+        file=_file_with(table, device),
         is_measured=table.device != NOT_MEASURED,
         store_thread_blocks=blocks.store if blocks else None,
         load_thread_blocks=blocks.load if blocks else None,
         stores=_ranges(table.stores),
         loads=_ranges(table.loads),
     )
+
+
+def _file_with(table: PathTable, device: TableDevice) -> str | None:
+    """Return the cache file of the device if it has this table."""
+    from kvsm.cuda_io.copier import table_file
+    from kvsm.cuda_io.paths import PathTable
+
+    file = table_file(device)
+    try:
+        return str(file) if PathTable.load(file, device) == table else None
+    except (ConfigError, OSError):
+        return None
 
 
 def _ranges(cells: Cells) -> list[PathRange]:

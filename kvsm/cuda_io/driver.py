@@ -169,7 +169,7 @@ class CudaContext:
 
     def __init__(self, ordinal: int) -> None:
         found = int(call("cuDeviceGetCount"))
-        if ordinal >= found:
+        if not 0 <= ordinal < found:
             raise ConfigError(f"device {ordinal} is asked for, and the driver shows {found} NVIDIA GPUs")
         self._device = call("cuDeviceGet", ordinal)
         self._handle = int(call("cuDevicePrimaryCtxRetain", self._device))

@@ -67,6 +67,24 @@ def test_a_guessed_table_is_called_a_guess(quick: Path, monkeypatch: pytest.Monk
     assert not json.loads(answer("--json").stdout)["is_measured"]
 
 
+@pytest.mark.parametrize("words", [(), ("--measure",)])
+def test_a_table_that_could_not_be_written_is_not_called_cached(quick: Path, words: tuple[str, ...]) -> None:
+    """Both answers named a file that was not there."""
+    quick.parent.symlink_to("/proc")  # where not even root can write
+    text = answer(*words).stdout
+    assert ("not cached" in text, "cached in" in text) == (True, False)
+    told = json.loads(answer(*words, "--json").stdout)
+    assert (told["is_measured"], told["file"]) == (True, None)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("device", [-1, 1])
+def test_a_gpu_that_is_not_there_is_named(device: int) -> None:
+    result = answer("--device", str(device))
+    why = f"device {device} is asked for, and the driver shows 1 NVIDIA GPUs"
+    assert (result.exit_code, why in result.output) == (2, True)
+
+
 def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     if has_gpu():
         pytest.skip("there is a GPU")
