@@ -139,15 +139,19 @@ class BlockTree:
 
         gone: blocks that were yielded before. They are skipped; each yielded block is added.
         """
-        line = [victim]
+        line, children, after = [victim], self._child_at, self._next_at
         while line:
             slot = line[-1]
-            left = [child for child in self._children(slot) if child not in gone and may_go(child)]
-            if left:
+            child = children[slot]
+            if child and not after[child - 1]:  # an only child: the quick way through a long prompt
+                if child - 1 not in gone and may_go(child - 1):
+                    line.append(child - 1)
+                    continue
+            elif left := [one for one in self._children(slot) if one not in gone and may_go(one)]:
                 line += sorted(left, reverse=True)
-            else:
-                gone.add(line.pop())
-                yield slot
+                continue
+            gone.add(line.pop())
+            yield slot
 
     def _children(self, slot: int) -> Iterator[int]:
         child = self._child_at[slot]
