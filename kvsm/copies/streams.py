@@ -184,12 +184,13 @@ class StreamCopyEngine:
         return self._device.compute.record()
 
     def submit(self, job: TransferJob, after: Any = None) -> None:
+        is_small = self._is_small(job)
         with self._lock:
             check_accepted(job.transfer, self._live, self._broken, self._closed)
             transfer = _StreamTransfer(job, self._own_mark(job) if after is None else after)
             self._live[job.transfer] = transfer
             submitter, issue = self._submitters[job.direction], partial(self._issue, transfer)
-            is_claimed = self._is_small(job) and submitter.claim()
+            is_claimed = is_small and submitter.claim()
             if not is_claimed:
                 submitter.put(issue)
         if is_claimed:
@@ -281,11 +282,11 @@ class StreamCopyEngine:
         except DeviceLost as error:
             with self._lock:
                 self._break(str(error))
-            return
-        with self._lock:
-            transfer.end = end
-            if not transfer.ended:
-                self._issued[job.direction].append(transfer)
+        else:
+            with self._lock:
+                transfer.end = end
+                if not transfer.ended:
+                    self._issued[job.direction].append(transfer)
         if interrupt is not None:  # Ctrl-C, in a caller
             raise interrupt
 

@@ -183,13 +183,12 @@ class ThreadSubmitter:
     def run_claimed(self, call: Callable[[], None]) -> None:
         try:
             with self._in_caller:
-                try:
-                    call()
-                except BaseException as error:
-                    self._die(f"queuing a copy failed: {described(error)}")
-                    self._queue.put(None)
-                    if not isinstance(error, Exception):
-                        raise
+                call()
+        except BaseException as error:  # of the call, or of a device that is lost
+            self._die(f"queuing a copy failed: {described(error)}")
+            self._queue.put(None)
+            if not isinstance(error, Exception):
+                raise
         finally:
             self._claimant = 0
             self._turn.release()
@@ -355,8 +354,9 @@ class CudaDevice:
             self._context.release()
 
     def _settle(self) -> None:
-        for stream in self._streams:
-            driver.call("cuStreamSynchronize", stream.handle)
+        with self._context:
+            for stream in self._streams:
+                driver.call("cuStreamSynchronize", stream.handle)
 
     def _chooser(
         self, path: CopyPath | None, path_table: PathTable | None

@@ -37,6 +37,8 @@ from kvsm.events import Direction
 COMPUTE = 0
 """The handle of the stream that stands for the model's: the default stream."""
 
+CONTEXT_IS_DESTROYED = 709
+
 FAKE_GPU = TableDevice("Fake GPU", 13000)
 
 CALLS = {
@@ -499,6 +501,48 @@ def test_an_interrupted_caller_gets_its_interrupt_and_the_transfer_ends(fake: Fa
         (result,) = engine.poll()
     assert not result.good
     assert "KeyboardInterrupt" in result.error
+
+
+def test_a_caller_that_cannot_use_the_context_ends_its_transfer(
+    fake: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Progress (S9): `submit` raised, and the transfer stayed live."""
+    with Pools(fake).engine(CopyPath.BATCH) as engine:
+        mark = engine.mark()
+        with monkeypatch.context() as patch:
+            patch.setattr(driver._quick(), "push", lambda _: CONTEXT_IS_DESTROYED)
+            engine.submit(store(1, [5], [3]), mark)
+        (result,) = engine.poll()
+        with pytest.raises(TransferFailed, match="CUDA_ERROR_CONTEXT_IS_DESTROYED"):
+            engine.submit(store(2, [6], [4]), mark)
+    assert not result.good
+    assert "the hand-over of a copy failed: cuCtxPushCurrent failed" in result.error
+
+
+def test_an_interrupt_of_a_caller_is_not_lost_with_the_device(fake: FakeDriver) -> None:
+    pools = Pools(fake)
+    with pools.engine(CopyPath.BATCH) as engine:
+
+        def copy(*_: object) -> None:
+            fake.lose()
+            raise KeyboardInterrupt
+
+        engine._device.copy = copy  # type: ignore[method-assign, assignment]
+        with pytest.raises(KeyboardInterrupt):
+            engine.submit(store(1, [5], [3]))
+        (result,) = engine.poll()
+    assert not result.good
+    assert "KeyboardInterrupt" in result.error
+
+
+def test_a_job_whose_blocks_cannot_be_counted_is_refused(fake: FakeDriver) -> None:
+    """`submit` raised, but the transfer stayed live."""
+    with Pools(fake).engine(CopyPath.BATCH) as engine:
+        with pytest.raises(TypeError):
+            engine.submit(TransferJob(1, Direction.STORE, (5,), 3))  # type: ignore[arg-type]
+        engine.submit(store(1, [5], [3]))
+        engine.drain()
+        assert [result.good for result in engine.poll()] == [True]
 
 
 def test_what_was_put_behind_a_death_never_runs_and_nobody_waits_for_it() -> None:
