@@ -516,7 +516,7 @@ def test_a_caller_that_cannot_use_the_context_ends_its_transfer(
         with pytest.raises(TransferFailed, match="CUDA_ERROR_CONTEXT_IS_DESTROYED"):
             engine.submit(store(2, [6], [4]), mark)
     assert not result.good
-    assert "the hand-over of a copy failed: cuCtxPushCurrent failed" in result.error
+    assert "queuing a copy failed: cuCtxPushCurrent failed" in result.error
 
 
 def test_an_interrupt_of_a_caller_is_not_lost_with_the_device(fake: FakeDriver) -> None:
