@@ -184,10 +184,10 @@ class StreamCopyEngine:
         return self._device.compute.record()
 
     def submit(self, job: TransferJob, after: Any = None) -> None:
-        is_small = self._is_small(job)
         with self._lock:
             check_accepted(job.transfer, self._live, self._broken, self._closed)
             transfer = _StreamTransfer(job, self._own_mark(job) if after is None else after)
+            is_small = self._is_small(job)  # first: it may raise
             self._live[job.transfer] = transfer
             submitter, issue = self._submitters[job.direction], partial(self._issue, transfer)
             is_claimed = is_small and submitter.claim()

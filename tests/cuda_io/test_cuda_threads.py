@@ -105,7 +105,7 @@ def test_a_planted_bug_is_found(bug: ThreadBug) -> None:
             assert runs.run(found.refutation.path)[0].preemptions == bug.preemptions
 
 
-SCHEDULES = {"small": 1402, "stores": 4390, "kernel": 4542, "records": 5426}
+SCHEDULES = {"small": 1402, "stores": 4390, "kernel": 4542, "records": 4866}
 
 
 @pytest.mark.slow
