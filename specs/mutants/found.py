@@ -177,7 +177,7 @@ FOUND = {
     "M111": FoundBy(STARTS, Property.NO_STALE_DATA, 4),
     "M112": FoundBy(STARTS, Property.CORRECT_BYTES, 5),
     "M113": FoundBy(STARTS, Property.CORRECT_BYTES, 4),
-    "M114": FoundBy(THREADS, Property.LEGAL_CALLS, 20),
+    "M114": FoundBy(THREADS, Property.LEGAL_CALLS, 13),
     "M115": FoundBy(WORKERS, Property.NO_REUSE_IN_FLIGHT, 2),
     "M116": FoundBy(COPIES, Property.COPY_ORDER, 4),
     "M117": FoundBy(WORKERS, Property.CORRECT_BYTES, 2),
