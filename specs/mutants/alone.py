@@ -58,25 +58,153 @@ FOUND_ALONE: Mapping[int, Mapping[str, FoundAlone]] = {
         "M10": FoundAlone(
             "kvsm fuzz --target layers --seed 1 --runs 200", "layers", Property.STORED_ONCE, 3871
         ),
+        "M100": FoundAlone(
+            "kvsm fuzz --target wrong-books --seed 1 --runs 50", "wrong-books", Property.NO_STALE_DATA, 43
+        ),
+        "M101": FoundAlone(
+            "kvsm fuzz --target wrong-books --seed 1 --runs 50", "wrong-books", Property.PROGRESS, 145
+        ),
+        "M102": FoundAlone(
+            "kvsm fuzz --target wrong-books --seed 1 --runs 50",
+            "wrong-books",
+            Property.ONE_RELEASE_PER_HOLD,
+            138,
+        ),
+        "M103": FoundAlone(
+            "kvsm fuzz --target wrong-books --seed 1 --runs 50", "wrong-books", Property.STALE_REPORTS, 10989
+        ),
+        "M104": FoundAlone(
+            "kvsm fuzz --target workers --seed 1 --runs 200", "workers", Property.PROGRESS, 118
+        ),
+        "M105": FoundAlone(
+            "kvsm fuzz --target workers --seed 1 --runs 200", "workers", Property.PROGRESS, 64318
+        ),
+        "M106": FoundAlone(
+            "kvsm fuzz --target workers --seed 1 --runs 200", "workers", Property.COPY_ORDER, 2
+        ),
+        "M107": FoundAlone(
+            "kvsm fuzz --target workers --seed 1 --runs 200", "workers", Property.PROGRESS, 35
+        ),
+        "M108": FoundAlone(
+            "kvsm fuzz --target router --seed 1 --runs 200", "router", Property.EVENTS_ARE_STATE, 1190
+        ),
+        "M109": FoundAlone(
+            "kvsm fuzz --target router --seed 1 --runs 200", "router", Property.EVENTS_ARE_STATE, 1190
+        ),
         "M11": FoundAlone(
             "kvsm fuzz --target layers --seed 1 --runs 200", "layers", Property.LEGAL_CALLS, 65
+        ),
+        "M110": FoundAlone(
+            "kvsm fuzz --target router --seed 1 --runs 200", "router", Property.EVENTS_ARE_STATE, 1349
+        ),
+        "M111": FoundAlone(
+            "kvsm fuzz --target restarts --seed 1 --runs 20", "restarts", Property.NO_STALE_DATA, 841
+        ),
+        "M112": FoundAlone(
+            "kvsm fuzz --target restarts --seed 1 --runs 20", "restarts", Property.CORRECT_BYTES, 2727
+        ),
+        "M113": FoundAlone(
+            "kvsm fuzz --target restarts --seed 1 --runs 20", "restarts", Property.CORRECT_BYTES, 1265
+        ),
+        "M115": FoundAlone(
+            "kvsm fuzz --target workers --seed 1 --runs 200", "workers", Property.NO_REUSE_IN_FLIGHT, 19642
+        ),
+        "M117": FoundAlone(
+            "kvsm fuzz --target workers --seed 1 --runs 200", "workers", Property.CORRECT_BYTES, 4720
         ),
         "M12": FoundAlone(
             "kvsm fuzz --target layers --seed 1 --runs 200", "layers", Property.NO_REUSE_IN_FLIGHT, 1569
         ),
+        "M128": FoundAlone(
+            "kvsm fuzz --target layers --seed 1 --runs 200", "layers", Property.STORED_SO_SERVED, 3088
+        ),
+        "M129": FoundAlone(
+            "kvsm fuzz --target layers --seed 1 --runs 200", "layers", Property.STORED_SO_SERVED, 949
+        ),
+        "M130": FoundAlone(
+            "kvsm fuzz --target layers --seed 1 --runs 200", "layers", Property.LEGAL_CALLS, 1929
+        ),
+        "M131": FoundAlone(
+            "kvsm fuzz --target layers --seed 1 --runs 200", "layers", Property.STORED_SO_SERVED, 1533
+        ),
+        "M132": FoundAlone(
+            "kvsm fuzz --target layers --seed 1 --runs 200", "layers", Property.STORED_SO_SERVED, 878
+        ),
+        "M133": FoundAlone(
+            "kvsm fuzz --target layers --seed 1 --runs 200", "layers", Property.STORED_SO_SERVED, 1003
+        ),
+        "M134": FoundAlone(
+            "kvsm fuzz --target layers --seed 1 --runs 200", "layers", Property.STORED_SO_SERVED, 898
+        ),
+        "M135": FoundAlone(
+            "kvsm fuzz --target audited --seed 1 --runs 100", "audited", Property.STORED_SO_SERVED, 46530
+        ),
+        "M136": FoundAlone(
+            "kvsm fuzz --target layers --seed 1 --runs 200", "layers", Property.STORED_ONCE, 861
+        ),
         "M15": FoundAlone(
             "kvsm fuzz --target layers --seed 1 --runs 200", "layers", Property.ONE_RELEASE_PER_HOLD, 2431
         ),
+        "M151": FoundAlone(
+            "kvsm fuzz --target log --seed 1 --runs 150", "log", Property.EVENTS_ARE_STATE, 932
+        ),
         "M16": FoundAlone(
             "kvsm fuzz --target layers --seed 1 --runs 200", "layers", Property.CORRECT_BYTES, 717
+        ),
+        "M160": FoundAlone(
+            "kvsm fuzz --target wrong-books --seed 1 --runs 50", "wrong-books", Property.STALE_REPORTS, 43
+        ),
+        "M161": FoundAlone(
+            "kvsm fuzz --target wrong-books --seed 1 --runs 50", "wrong-books", Property.PROGRESS, 221
+        ),
+        "M162": FoundAlone(
+            "kvsm fuzz --target wrong-books --seed 1 --runs 50", "wrong-books", Property.PROGRESS, 158
+        ),
+        "M17": FoundAlone(
+            "kvsm fuzz --target layers --seed 1 --runs 200", "layers", Property.NO_STALE_DATA, 17601
+        ),
+        "M19": FoundAlone(
+            "kvsm fuzz --target layers --seed 1 --runs 200", "layers", Property.LEGAL_CALLS, 939
+        ),
+        "M20": FoundAlone(
+            "kvsm fuzz --target layers --seed 1 --runs 200", "layers", Property.LEGAL_CALLS, 973
+        ),
+        "M21": FoundAlone(
+            "kvsm fuzz --target layers --seed 1 --runs 200", "layers", Property.STORED_SO_SERVED, 997
+        ),
+        "M23": FoundAlone(
+            "kvsm fuzz --target layers --seed 1 --runs 200", "layers", Property.STORED_ONCE, 745
+        ),
+        "M25": FoundAlone(
+            "kvsm fuzz --target layers --seed 1 --runs 200", "layers", Property.CORRECT_BYTES, 530
+        ),
+        "M26": FoundAlone(
+            "kvsm fuzz --target layers --seed 1 --runs 200", "layers", Property.PROGRESS, 21109
+        ),
+        "M27": FoundAlone(
+            "kvsm fuzz --target layers --seed 1 --runs 200", "layers", Property.STORED_ONCE, 12721
+        ),
+        "M28": FoundAlone(
+            "kvsm fuzz --target layers --seed 1 --runs 200", "layers", Property.ONE_TOKEN_LEFT, 662
+        ),
+        "M29": FoundAlone(
+            "kvsm fuzz --target layers --seed 1 --runs 200", "layers", Property.FULL_OFFLOAD, 430
+        ),
+        "M30": FoundAlone(
+            "kvsm fuzz --target layers --seed 1 --runs 200", "layers", Property.CORRECT_BYTES, 9045
         ),
         "M31": FoundAlone(
             "kvsm fuzz --target core --seed 1 --runs 500", "core", Property.PUBLISH_AFTER_COMMIT, 1016
         ),
         "M32": FoundAlone("kvsm fuzz --target core --seed 1 --runs 500", "core", Property.LEGAL_CALLS, 6668),
+        "M33": FoundAlone("kvsm fuzz --target core --seed 1 --runs 500", "core", Property.PROGRESS, 3419),
         "M34": FoundAlone("kvsm fuzz --target core --seed 1 --runs 500", "core", Property.LAST_STEP, 7107),
         "M35": FoundAlone(
             "kvsm fuzz --target audited --seed 1 --runs 100", "audited", Property.PROGRESS, 4986
+        ),
+        "M36": FoundAlone("kvsm fuzz --target core --seed 1 --runs 500", "core", Property.PROGRESS, 765),
+        "M37": FoundAlone(
+            "kvsm fuzz --target core --seed 1 --runs 500", "core", Property.STORED_ONCE, 128690
         ),
         "M38": FoundAlone(
             "kvsm fuzz --target skewed-core --seed 1 --runs 150",
@@ -84,6 +212,10 @@ FOUND_ALONE: Mapping[int, Mapping[str, FoundAlone]] = {
             Property.NO_STALE_DATA,
             176854,
         ),
+        "M39": FoundAlone(
+            "kvsm fuzz --target core --seed 1 --runs 500", "core", Property.NO_STALE_DATA, 6391
+        ),
+        "M40": FoundAlone("kvsm fuzz --target core --seed 1 --runs 500", "core", Property.STORED_ONCE, 14171),
         "M42": FoundAlone(
             "kvsm fuzz --target skewed-core --seed 1 --runs 150", "skewed-core", Property.MATCH_HOLDS, 39161
         ),
@@ -93,23 +225,42 @@ FOUND_ALONE: Mapping[int, Mapping[str, FoundAlone]] = {
         "M44": FoundAlone(
             "kvsm fuzz --target skewed-core --seed 1 --runs 150", "skewed-core", Property.CONSERVATION, 3593
         ),
+        "M45": FoundAlone("kvsm fuzz --target core --seed 1 --runs 500", "core", Property.CONSERVATION, 2924),
+        "M47": FoundAlone("kvsm fuzz --target core --seed 1 --runs 500", "core", Property.LEGAL_CALLS, 982),
         "M48": FoundAlone(
             "kvsm fuzz --target wrong-books --seed 1 --runs 50", "wrong-books", Property.EVENTS_ARE_STATE, 43
         ),
+        "M49": FoundAlone("kvsm fuzz --target core --seed 1 --runs 500", "core", Property.STORED_ONCE, 7086),
         "M50": FoundAlone(
             "kvsm fuzz --target audited --seed 1 --runs 100", "audited", Property.STORED_ONCE, 56
         ),
+        "M51": FoundAlone("kvsm fuzz --target core --seed 1 --runs 500", "core", Property.STORED_ONCE, 7554),
+        "M52": FoundAlone("kvsm fuzz --target core --seed 1 --runs 500", "core", Property.STORED_ONCE, 5363),
         "M53": FoundAlone(
             "kvsm fuzz --target skewed-core --seed 1 --runs 150", "skewed-core", Property.LEGAL_CALLS, 54412
         ),
         "M54": FoundAlone("kvsm fuzz --target eras --seed 1 --runs 40", "eras", Property.CONSERVATION, 211),
+        "M55": FoundAlone(
+            "kvsm fuzz --target core --seed 1 --runs 500", "core", Property.ONE_RELEASE_PER_HOLD, 5344
+        ),
+        "M56": FoundAlone(
+            "kvsm fuzz --target core --seed 1 --runs 500", "core", Property.NO_STALE_DATA, 89688
+        ),
         "M57": FoundAlone(
             "kvsm fuzz --target audited --seed 1 --runs 100", "audited", Property.STORED_ONCE, 1198
+        ),
+        "M58": FoundAlone(
+            "kvsm fuzz --target core --seed 1 --runs 500", "core", Property.EVENTS_ARE_STATE, 14255
+        ),
+        "M60": FoundAlone("kvsm fuzz --target core --seed 1 --runs 500", "core", Property.STORED_ONCE, 5269),
+        "M61": FoundAlone(
+            "kvsm fuzz --target core --seed 1 --runs 500", "core", Property.NO_REUSE_IN_FLIGHT, 14712
         ),
         "M62": FoundAlone("kvsm fuzz --target eras --seed 1 --runs 40", "eras", Property.STORED_ONCE, 839),
         "M64": FoundAlone("kvsm fuzz --target eras --seed 1 --runs 40", "eras", Property.NO_STALE_DATA, 18),
         "M65": FoundAlone("kvsm fuzz --target disk --seed 1 --runs 20", "disk", Property.LEGAL_CALLS, 349),
         "M66": FoundAlone("kvsm fuzz --target eras --seed 1 --runs 40", "eras", Property.NO_STALE_DATA, 576),
+        "M68": FoundAlone("kvsm fuzz --target eras --seed 1 --runs 40", "eras", Property.CONSERVATION, 1746),
         "M69": FoundAlone("kvsm fuzz --target eras --seed 1 --runs 40", "eras", Property.NO_STALE_DATA, 47),
         "M70": FoundAlone("kvsm fuzz --target eras --seed 1 --runs 40", "eras", Property.STORED_ONCE, 53),
         "M71": FoundAlone("kvsm fuzz --target eras --seed 1 --runs 40", "eras", Property.STORED_ONCE, 116),
@@ -131,6 +282,9 @@ FOUND_ALONE: Mapping[int, Mapping[str, FoundAlone]] = {
         "M78": FoundAlone(
             "kvsm fuzz --target audited --seed 1 --runs 100", "audited", Property.EVENTS_ARE_STATE, 55506
         ),
+        "M79": FoundAlone(
+            "kvsm fuzz --target audited --seed 1 --runs 100", "audited", Property.EVENTS_ARE_STATE, 6362
+        ),
         "M80": FoundAlone(
             "kvsm fuzz --target audited --seed 1 --runs 100", "audited", Property.EVENTS_ARE_STATE, 871
         ),
@@ -143,11 +297,17 @@ FOUND_ALONE: Mapping[int, Mapping[str, FoundAlone]] = {
         "M84": FoundAlone(
             "kvsm fuzz --target log-ahead --seed 1 --runs 200", "log-ahead", Property.EVENTS_ARE_STATE, 114
         ),
+        "M85": FoundAlone(
+            "kvsm fuzz --target log-ahead --seed 1 --runs 200", "log-ahead", Property.NO_STALE_DATA, 25
+        ),
         "M86": FoundAlone(
             "kvsm fuzz --target restarts --seed 1 --runs 20", "restarts", Property.EVENTS_ARE_STATE, 1296
         ),
         "M88": FoundAlone(
             "kvsm fuzz --target restarts --seed 1 --runs 20", "restarts", Property.LEGAL_CALLS, 3
+        ),
+        "M90": FoundAlone(
+            "kvsm fuzz --target log-ahead --seed 1 --runs 200", "log-ahead", Property.LEGAL_CALLS, 303
         ),
         "M91": FoundAlone(
             "kvsm fuzz --target restarts --seed 1 --runs 20", "restarts", Property.EVENTS_ARE_STATE, 838
@@ -182,68 +342,143 @@ FOUND_ALONE: Mapping[int, Mapping[str, FoundAlone]] = {
             Property.NO_REUSE_IN_FLIGHT,
             4540,
         ),
-        "M100": FoundAlone(
-            "kvsm fuzz --target wrong-books --seed 1 --runs 50", "wrong-books", Property.NO_STALE_DATA, 43
-        ),
-        "M101": FoundAlone(
-            "kvsm fuzz --target wrong-books --seed 1 --runs 50", "wrong-books", Property.PROGRESS, 145
-        ),
-        "M102": FoundAlone(
-            "kvsm fuzz --target wrong-books --seed 1 --runs 50",
-            "wrong-books",
-            Property.ONE_RELEASE_PER_HOLD,
-            138,
-        ),
-        "M103": FoundAlone(
-            "kvsm fuzz --target wrong-books --seed 1 --runs 50", "wrong-books", Property.STALE_REPORTS, 10989
-        ),
-        "M104": FoundAlone(
-            "kvsm fuzz --target workers --seed 1 --runs 200", "workers", Property.PROGRESS, 118
-        ),
-        "M105": FoundAlone(
-            "kvsm fuzz --target workers --seed 1 --runs 200", "workers", Property.PROGRESS, 64318
-        ),
-        "M106": FoundAlone(
-            "kvsm fuzz --target workers --seed 1 --runs 200", "workers", Property.COPY_ORDER, 2
-        ),
-        "M107": FoundAlone(
-            "kvsm fuzz --target workers --seed 1 --runs 200", "workers", Property.PROGRESS, 35
-        ),
-        "M108": FoundAlone(
-            "kvsm fuzz --target router --seed 1 --runs 200", "router", Property.EVENTS_ARE_STATE, 1190
-        ),
-        "M109": FoundAlone(
-            "kvsm fuzz --target router --seed 1 --runs 200", "router", Property.EVENTS_ARE_STATE, 1190
-        ),
-        "M110": FoundAlone(
-            "kvsm fuzz --target router --seed 1 --runs 200", "router", Property.EVENTS_ARE_STATE, 1349
-        ),
-        "M111": FoundAlone(
-            "kvsm fuzz --target restarts --seed 1 --runs 20", "restarts", Property.NO_STALE_DATA, 841
-        ),
-        "M112": FoundAlone(
-            "kvsm fuzz --target restarts --seed 1 --runs 20", "restarts", Property.CORRECT_BYTES, 2727
-        ),
-        "M113": FoundAlone(
-            "kvsm fuzz --target restarts --seed 1 --runs 20", "restarts", Property.CORRECT_BYTES, 1265
-        ),
-        "M115": FoundAlone(
-            "kvsm fuzz --target workers --seed 1 --runs 200", "workers", Property.NO_REUSE_IN_FLIGHT, 19642
-        ),
-        "M117": FoundAlone(
-            "kvsm fuzz --target workers --seed 1 --runs 200", "workers", Property.CORRECT_BYTES, 4720
-        ),
-        "M135": FoundAlone(
-            "kvsm fuzz --target audited --seed 1 --runs 100", "audited", Property.STORED_SO_SERVED, 46530
-        ),
     },
     2: {
+        "M01": FoundAlone(
+            "kvsm fuzz --target layers --seed 2 --runs 200", "layers", Property.CORRECT_BYTES, 18212
+        ),
+        "M02": FoundAlone(
+            "kvsm fuzz --target layers --seed 2 --runs 200", "layers", Property.STORED_ONCE, 612
+        ),
+        "M03": FoundAlone(
+            "kvsm fuzz --target layers --seed 2 --runs 200", "layers", Property.STORED_ONCE, 3921
+        ),
+        "M04": FoundAlone(
+            "kvsm fuzz --target layers --seed 2 --runs 200", "layers", Property.CORRECT_BYTES, 9501
+        ),
+        "M06": FoundAlone(
+            "kvsm fuzz --target layers --seed 2 --runs 200", "layers", Property.STORED_ONCE, 52
+        ),
+        "M07": FoundAlone(
+            "kvsm fuzz --target layers --seed 2 --runs 200", "layers", Property.CORRECT_BYTES, 1814
+        ),
+        "M09": FoundAlone(
+            "kvsm fuzz --target layers --seed 2 --runs 200", "layers", Property.STORED_ONCE, 31818
+        ),
+        "M10": FoundAlone(
+            "kvsm fuzz --target layers --seed 2 --runs 200", "layers", Property.STORED_ONCE, 19155
+        ),
+        "M100": FoundAlone(
+            "kvsm fuzz --target wrong-books --seed 2 --runs 50", "wrong-books", Property.NO_STALE_DATA, 6
+        ),
+        "M101": FoundAlone(
+            "kvsm fuzz --target wrong-books --seed 2 --runs 50", "wrong-books", Property.PROGRESS, 73
+        ),
+        "M102": FoundAlone(
+            "kvsm fuzz --target wrong-books --seed 2 --runs 50",
+            "wrong-books",
+            Property.ONE_RELEASE_PER_HOLD,
+            88,
+        ),
+        "M103": FoundAlone(
+            "kvsm fuzz --target wrong-books --seed 2 --runs 50", "wrong-books", Property.STALE_REPORTS, 5573
+        ),
+        "M104": FoundAlone(
+            "kvsm fuzz --target workers --seed 2 --runs 200", "workers", Property.PROGRESS, 250
+        ),
+        "M105": FoundAlone(
+            "kvsm fuzz --target workers --seed 2 --runs 200", "workers", Property.PROGRESS, 9982
+        ),
+        "M106": FoundAlone(
+            "kvsm fuzz --target workers --seed 2 --runs 200", "workers", Property.COPY_ORDER, 33
+        ),
+        "M107": FoundAlone(
+            "kvsm fuzz --target workers --seed 2 --runs 200", "workers", Property.PROGRESS, 28
+        ),
+        "M108": FoundAlone(
+            "kvsm fuzz --target router --seed 2 --runs 200", "router", Property.EVENTS_ARE_STATE, 864
+        ),
+        "M109": FoundAlone(
+            "kvsm fuzz --target router --seed 2 --runs 200", "router", Property.EVENTS_ARE_STATE, 28
+        ),
+        "M11": FoundAlone(
+            "kvsm fuzz --target layers --seed 2 --runs 200", "layers", Property.LEGAL_CALLS, 19114
+        ),
+        "M110": FoundAlone(
+            "kvsm fuzz --target router --seed 2 --runs 200", "router", Property.EVENTS_ARE_STATE, 4828
+        ),
+        "M111": FoundAlone(
+            "kvsm fuzz --target restarts --seed 2 --runs 20", "restarts", Property.NO_STALE_DATA, 44
+        ),
+        "M112": FoundAlone(
+            "kvsm fuzz --target restarts --seed 2 --runs 20", "restarts", Property.CORRECT_BYTES, 53
+        ),
+        "M113": FoundAlone(
+            "kvsm fuzz --target restarts --seed 2 --runs 20", "restarts", Property.CORRECT_BYTES, 99
+        ),
+        "M115": FoundAlone(
+            "kvsm fuzz --target workers --seed 2 --runs 200", "workers", Property.NO_REUSE_IN_FLIGHT, 3770
+        ),
+        "M117": FoundAlone(
+            "kvsm fuzz --target workers --seed 2 --runs 200", "workers", Property.CORRECT_BYTES, 3910
+        ),
+        "M12": FoundAlone(
+            "kvsm fuzz --target layers --seed 2 --runs 200", "layers", Property.NO_REUSE_IN_FLIGHT, 8727
+        ),
+        "M14": FoundAlone(
+            "kvsm fuzz --target layers --seed 2 --runs 200", "layers", Property.NO_REUSE_IN_FLIGHT, 26773
+        ),
+        "M15": FoundAlone("kvsm fuzz --target layers --seed 2 --runs 200", "layers", Property.PROGRESS, 71),
+        "M16": FoundAlone(
+            "kvsm fuzz --target layers --seed 2 --runs 200", "layers", Property.CORRECT_BYTES, 202
+        ),
+        "M19": FoundAlone(
+            "kvsm fuzz --target layers --seed 2 --runs 200", "layers", Property.LEGAL_CALLS, 3856
+        ),
+        "M20": FoundAlone(
+            "kvsm fuzz --target layers --seed 2 --runs 200", "layers", Property.STORED_SO_SERVED, 728
+        ),
+        "M21": FoundAlone(
+            "kvsm fuzz --target layers --seed 2 --runs 200", "layers", Property.MATCH_HOLDS, 4475
+        ),
+        "M23": FoundAlone(
+            "kvsm fuzz --target layers --seed 2 --runs 200", "layers", Property.STORED_ONCE, 618
+        ),
+        "M24": FoundAlone(
+            "kvsm fuzz --target layers --seed 2 --runs 200", "layers", Property.STORED_ONCE, 46670
+        ),
+        "M25": FoundAlone("kvsm fuzz --target layers --seed 2 --runs 200", "layers", Property.PROGRESS, 943),
+        "M26": FoundAlone(
+            "kvsm fuzz --target layers --seed 2 --runs 200", "layers", Property.PROGRESS, 30981
+        ),
+        "M27": FoundAlone(
+            "kvsm fuzz --target layers --seed 2 --runs 200", "layers", Property.STORED_ONCE, 2333
+        ),
+        "M28": FoundAlone(
+            "kvsm fuzz --target layers --seed 2 --runs 200", "layers", Property.STORED_SO_SERVED, 198
+        ),
+        "M29": FoundAlone(
+            "kvsm fuzz --target layers --seed 2 --runs 200", "layers", Property.STORED_ONCE, 603
+        ),
+        "M30": FoundAlone(
+            "kvsm fuzz --target layers --seed 2 --runs 200", "layers", Property.CORRECT_BYTES, 4101
+        ),
+        "M31": FoundAlone(
+            "kvsm fuzz --target core --seed 2 --runs 500", "core", Property.PUBLISH_AFTER_COMMIT, 1637
+        ),
+        "M32": FoundAlone("kvsm fuzz --target core --seed 2 --runs 500", "core", Property.LEGAL_CALLS, 16590),
+        "M33": FoundAlone("kvsm fuzz --target core --seed 2 --runs 500", "core", Property.PROGRESS, 1444),
+        "M34": FoundAlone("kvsm fuzz --target core --seed 2 --runs 500", "core", Property.LAST_STEP, 41),
         "M35": FoundAlone(
             "kvsm fuzz --target audited --seed 2 --runs 100", "audited", Property.PROGRESS, 1274
         ),
+        "M36": FoundAlone("kvsm fuzz --target core --seed 2 --runs 500", "core", Property.PROGRESS, 1461),
+        "M37": FoundAlone("kvsm fuzz --target core --seed 2 --runs 500", "core", Property.STORED_ONCE, 78900),
         "M38": FoundAlone(
             "kvsm fuzz --target skewed-core --seed 2 --runs 150", "skewed-core", Property.NO_STALE_DATA, 12313
         ),
+        "M39": FoundAlone("kvsm fuzz --target core --seed 2 --runs 500", "core", Property.NO_STALE_DATA, 168),
+        "M40": FoundAlone("kvsm fuzz --target core --seed 2 --runs 500", "core", Property.STORED_ONCE, 88887),
         "M42": FoundAlone(
             "kvsm fuzz --target skewed-core --seed 2 --runs 150", "skewed-core", Property.MATCH_HOLDS, 2138
         ),
@@ -253,18 +488,36 @@ FOUND_ALONE: Mapping[int, Mapping[str, FoundAlone]] = {
         "M44": FoundAlone(
             "kvsm fuzz --target skewed-core --seed 2 --runs 150", "skewed-core", Property.LEGAL_CALLS, 2825
         ),
+        "M45": FoundAlone("kvsm fuzz --target core --seed 2 --runs 500", "core", Property.CONSERVATION, 58),
+        "M47": FoundAlone("kvsm fuzz --target core --seed 2 --runs 500", "core", Property.LEGAL_CALLS, 1483),
         "M48": FoundAlone(
             "kvsm fuzz --target wrong-books --seed 2 --runs 50", "wrong-books", Property.EVENTS_ARE_STATE, 6
         ),
+        "M49": FoundAlone("kvsm fuzz --target core --seed 2 --runs 500", "core", Property.STORED_ONCE, 1203),
         "M50": FoundAlone(
             "kvsm fuzz --target audited --seed 2 --runs 100", "audited", Property.STORED_ONCE, 134
         ),
+        "M51": FoundAlone("kvsm fuzz --target core --seed 2 --runs 500", "core", Property.STORED_ONCE, 21289),
+        "M52": FoundAlone("kvsm fuzz --target core --seed 2 --runs 500", "core", Property.STORED_ONCE, 485),
         "M53": FoundAlone(
             "kvsm fuzz --target skewed-core --seed 2 --runs 150", "skewed-core", Property.LEGAL_CALLS, 118083
         ),
         "M54": FoundAlone("kvsm fuzz --target eras --seed 2 --runs 40", "eras", Property.CONSERVATION, 1103),
+        "M55": FoundAlone(
+            "kvsm fuzz --target core --seed 2 --runs 500", "core", Property.ONE_RELEASE_PER_HOLD, 462
+        ),
+        "M56": FoundAlone(
+            "kvsm fuzz --target core --seed 2 --runs 500", "core", Property.NO_STALE_DATA, 6886
+        ),
         "M57": FoundAlone(
             "kvsm fuzz --target audited --seed 2 --runs 100", "audited", Property.STORED_ONCE, 181
+        ),
+        "M58": FoundAlone(
+            "kvsm fuzz --target core --seed 2 --runs 500", "core", Property.EVENTS_ARE_STATE, 486
+        ),
+        "M60": FoundAlone("kvsm fuzz --target core --seed 2 --runs 500", "core", Property.STORED_ONCE, 4940),
+        "M61": FoundAlone(
+            "kvsm fuzz --target core --seed 2 --runs 500", "core", Property.NO_REUSE_IN_FLIGHT, 8919
         ),
         "M62": FoundAlone("kvsm fuzz --target eras --seed 2 --runs 40", "eras", Property.STORED_ONCE, 12406),
         "M64": FoundAlone("kvsm fuzz --target eras --seed 2 --runs 40", "eras", Property.NO_STALE_DATA, 766),
@@ -342,66 +595,51 @@ FOUND_ALONE: Mapping[int, Mapping[str, FoundAlone]] = {
             Property.NO_REUSE_IN_FLIGHT,
             4798,
         ),
-        "M100": FoundAlone(
-            "kvsm fuzz --target wrong-books --seed 2 --runs 50", "wrong-books", Property.NO_STALE_DATA, 6
-        ),
-        "M101": FoundAlone(
-            "kvsm fuzz --target wrong-books --seed 2 --runs 50", "wrong-books", Property.PROGRESS, 73
-        ),
-        "M102": FoundAlone(
-            "kvsm fuzz --target wrong-books --seed 2 --runs 50",
-            "wrong-books",
-            Property.ONE_RELEASE_PER_HOLD,
-            88,
-        ),
-        "M103": FoundAlone(
-            "kvsm fuzz --target wrong-books --seed 2 --runs 50", "wrong-books", Property.STALE_REPORTS, 5573
-        ),
-        "M104": FoundAlone(
-            "kvsm fuzz --target workers --seed 2 --runs 200", "workers", Property.PROGRESS, 250
-        ),
-        "M105": FoundAlone(
-            "kvsm fuzz --target workers --seed 2 --runs 200", "workers", Property.PROGRESS, 9982
-        ),
-        "M106": FoundAlone(
-            "kvsm fuzz --target workers --seed 2 --runs 200", "workers", Property.COPY_ORDER, 33
-        ),
-        "M107": FoundAlone(
-            "kvsm fuzz --target workers --seed 2 --runs 200", "workers", Property.PROGRESS, 28
-        ),
-        "M108": FoundAlone(
-            "kvsm fuzz --target router --seed 2 --runs 200", "router", Property.EVENTS_ARE_STATE, 864
-        ),
-        "M109": FoundAlone(
-            "kvsm fuzz --target router --seed 2 --runs 200", "router", Property.EVENTS_ARE_STATE, 28
-        ),
-        "M110": FoundAlone(
-            "kvsm fuzz --target router --seed 2 --runs 200", "router", Property.EVENTS_ARE_STATE, 4828
-        ),
-        "M111": FoundAlone(
-            "kvsm fuzz --target restarts --seed 2 --runs 20", "restarts", Property.NO_STALE_DATA, 44
-        ),
-        "M112": FoundAlone(
-            "kvsm fuzz --target restarts --seed 2 --runs 20", "restarts", Property.CORRECT_BYTES, 53
-        ),
-        "M113": FoundAlone(
-            "kvsm fuzz --target restarts --seed 2 --runs 20", "restarts", Property.CORRECT_BYTES, 99
-        ),
-        "M115": FoundAlone(
-            "kvsm fuzz --target workers --seed 2 --runs 200", "workers", Property.NO_REUSE_IN_FLIGHT, 3770
-        ),
-        "M117": FoundAlone(
-            "kvsm fuzz --target workers --seed 2 --runs 200", "workers", Property.CORRECT_BYTES, 3910
-        ),
     },
 }
-"""Seed -> mutant -> how it is found."""
 
 UNFOUND: Mapping[int, Mapping[str, int]] = {
     1: {
+        "M114": 1,
+        "M116": 1,
+        "M118": 1,
+        "M119": 1,
+        "M120": 1,
+        "M121": 1,
         "M13": 1,
-        "M87": 1,
+        "M14": 1,
+        "M140": 1,
+        "M141": 1,
+        "M142": 1,
+        "M143": 1,
+        "M144": 1,
+        "M150": 1,
+        "M152": 1,
+        "M153": 1,
+        "M18": 1,
+        "M22": 1,
+        "M24": 1,
+        "M41": 1,
+        "M46": 1,
+        "M59": 1,
+        "M63": 1,
+        "M67": 1,
+        "M72": 1,
+        "M81": 1,
+        "M87": 2,
+        "M89": 1,
     },
-    2: {},
+    2: {
+        "M05": 1,
+        "M08": 1,
+        "M13": 1,
+        "M17": 1,
+        "M18": 1,
+        "M22": 1,
+        "M41": 1,
+        "M46": 1,
+        "M59": 1,
+        "M63": 1,
+    },
 }
 """Seed -> mutant that is not found -> the number of commands that have searched for it."""
