@@ -77,9 +77,9 @@ def come_to_rest(engine: SmallEngine) -> None:
     ledger = engine.core.ledger
     assert check_ledger(ledger) == []
     assert check_rest(ledger) == []
-    assert sum(engine.pool.references) == sum(word != 0 for word in ledger.leases.words), (
-        Property.ONE_RELEASE_PER_HOLD
-    )
+    held, retired = sum(engine.pool.references), sum(word != 0 for word in ledger.leases.words)
+    # An engine that counts no references has freed the blocks of a lost load if its request was preempted.
+    assert held == retired or (held < retired and not engine.references), Property.ONE_RELEASE_PER_HOLD
     assert not engine.sending
 
 
