@@ -523,6 +523,7 @@ FOUND_ALONE: Mapping[int, Mapping[str, FoundAlone]] = {
         "M64": FoundAlone("kvsm fuzz --target eras --seed 2 --runs 40", "eras", Property.NO_STALE_DATA, 766),
         "M65": FoundAlone("kvsm fuzz --target disk --seed 2 --runs 20", "disk", Property.LEGAL_CALLS, 2966),
         "M66": FoundAlone("kvsm fuzz --target eras --seed 2 --runs 40", "eras", Property.NO_STALE_DATA, 2977),
+        "M68": FoundAlone("kvsm fuzz --target eras --seed 2 --runs 40", "eras", Property.CONSERVATION, 226),
         "M69": FoundAlone("kvsm fuzz --target eras --seed 2 --runs 40", "eras", Property.NO_STALE_DATA, 487),
         "M70": FoundAlone("kvsm fuzz --target eras --seed 2 --runs 40", "eras", Property.STORED_ONCE, 1713),
         "M71": FoundAlone("kvsm fuzz --target eras --seed 2 --runs 40", "eras", Property.STORED_ONCE, 2483),
@@ -633,6 +634,7 @@ UNFOUND: Mapping[int, Mapping[str, int]] = {
         "M05": 1,
         "M08": 1,
         "M13": 1,
+        "M140": 1,
         "M17": 1,
         "M18": 1,
         "M22": 1,
@@ -640,6 +642,8 @@ UNFOUND: Mapping[int, Mapping[str, int]] = {
         "M46": 1,
         "M59": 1,
         "M63": 1,
+        "M67": 1,
+        "M72": 1,
     },
 }
 """Seed -> mutant that is not found -> the number of commands that have searched for it."""
