@@ -60,7 +60,7 @@ BUGS = (
         "M114: a dead submitter fails what the device already has",
         "dead-submitters",
         Property.LEGAL_CALLS,
-        1,
+        0,
         MUTANTS["M114"].edits,
     ),
     ThreadBug(
