@@ -90,13 +90,14 @@ def test_the_log_of_a_run_is_the_same_in_another_process() -> None:
 def test_a_log_that_differs_from_process_to_process_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Determinism (S11): in both processes, the offers of a step are in the order of a set."""
+    """Determinism (S11): in both processes, the offers of a step are in the order of a set. Two processes may
+    have the same order by chance, so several are asked."""
     (tmp_path / "sitecustomize.py").write_text(unsteady.SITE)
     path = [str(tmp_path), str(Path(unsteady.__file__).parent), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
     monkeypatch.setenv(unsteady.VARIABLE, "the order of a set of strings")
     unsteady.UNSTEADY["the order of a set of strings"](monkeypatch.setattr)
-    failure = repeated_run().failure
+    failure = next(filter(None, (repeated_run().failure for _ in range(6))), None)
     assert failure is not None
     assert failure.finding.property is Property.DETERMINISM
 
