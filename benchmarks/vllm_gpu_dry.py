@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import Any
 
 import torch
+from torch import library
 from vllm.platforms.cpu import CpuPlatform
 
 HOPPER = (9, 0)
@@ -30,8 +31,8 @@ class DryPlatform(CpuPlatform):
         """Import what replaces the CUDA platform's operations, and add what the CPU worker calls."""
         import_module("vllm._C_stable_libtorch")
         if not hasattr(torch.ops._C, "init_cpu_memory_env"):
-            _LIBRARY.define("init_cpu_memory_env(int[] nodes) -> ()")
-            _LIBRARY.impl("init_cpu_memory_env", lambda nodes: None, "CompositeExplicitAutograd")  # noqa: ARG005
+            library.define("_C::init_cpu_memory_env", "(int[] nodes) -> ()")
+            library.impl("_C::init_cpu_memory_env", "default", lambda nodes: None)  # noqa: ARG005
         torch.cuda.get_device_capability = lambda device=None: HOPPER  # noqa: ARG005
 
     @classmethod
@@ -45,6 +46,3 @@ class DryPlatform(CpuPlatform):
     @classmethod
     def register_triton_kernel_overrides(cls) -> None:
         """Keep the Triton kernels: the CPU platform replaces them by compiled operations."""
-
-
-_LIBRARY = torch.library.Library("_C", "FRAGMENT")

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import library
 
 
 def rms_norm(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None, epsilon: float) -> None:
@@ -157,19 +158,18 @@ OPERATIONS: dict[str, tuple[Callable[..., Any], str]] = {
 """The operation -> its function and schema."""
 
 
-def register() -> list[torch.library.Library]:
-    """Register all operations that are not registered yet. They last as long as what is returned."""
-    libraries = []
+def register() -> list[str]:
+    """Register all operations that are not registered yet, for as long as the process lives. Returns them."""
+    registered = []
     for name, (function, schema) in OPERATIONS.items():
         space, _, operation = name.partition("::")
         if hasattr(getattr(torch.ops, space), operation):
             continue
-        library = torch.library.Library(space, "FRAGMENT")
-        library.define(operation + schema)
-        library.impl(operation, function, "CompositeExplicitAutograd")
-        libraries.append(library)
-    return libraries
+        library.define(name, schema)
+        library.impl(name, "default", function)
+        registered.append(name)
+    return registered
 
 
 if __name__ == "vllm._C_stable_libtorch":
-    LIBRARIES = register()
+    REGISTERED = register()
