@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from enum import Enum
 from pathlib import Path
 from types import NoneType
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 import numpy as np
@@ -506,7 +506,7 @@ def rules_of(kind: type[msgspec.Struct]) -> dict[str, Rule]:
 
 def holds_text(hint: Any) -> bool:
     """Whether a value of this type can hold text or bytes that kvsm has not chosen."""
-    if isinstance(hint, type):
+    if isinstance(hint, type) and get_origin(hint) is None:  # for Python 3.10, tuple[int, ...] is a type
         if issubclass(hint, Enum | int | float | NoneType):
             return False
         if issubclass(hint, msgspec.Struct):
