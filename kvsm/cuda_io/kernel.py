@@ -142,17 +142,15 @@ def load_nvrtc() -> Any:
     """Return the module of cuda-bindings for NVRTC, after loading its library. Raises `ConfigError`.
 
     cuda-bindings finds the library in the site-packages of this Python, but not in other directories of
-    `sys.path`: of `pip install --target`, or of an environment that a `.pth` file adds.
+    `sys.path`: of `pip install --target`, or of an environment that a `.pth` file adds. After a call that has
+    not found it, cuda-bindings 13.0 does not look again, so it is loaded before the first call.
     """
     try:
         from cuda.bindings import nvrtc  # needed only with a GPU
 
-        try:
-            nvrtc.nvrtcVersion()
-        except RuntimeError:  # the library was not found
-            if not _load_library(sys.path):
-                raise
-            nvrtc.nvrtcVersion()
+        if not _is_found():
+            _load_library(sys.path)
+        nvrtc.nvrtcVersion()
     except (ImportError, RuntimeError) as error:
         raise ConfigError(
             f"the copy kernel needs NVRTC, and it cannot be loaded ({error}); install it with "
@@ -161,16 +159,26 @@ def load_nvrtc() -> Any:
     return nvrtc
 
 
-def _load_library(directories: Iterable[str]) -> bool:
-    """Load NVRTC from a package in these directories. Returns whether it was found. Then cuda-bindings uses
-    the loaded library."""
+def _is_found() -> bool:
+    """Whether cuda-bindings finds the library without help."""
+    try:
+        from cuda.pathfinder import load_nvidia_dynamic_lib  # cuda-bindings 12.8 has another way
+
+        load_nvidia_dynamic_lib("nvrtc")
+    except (ImportError, RuntimeError):
+        return False
+    return True
+
+
+def _load_library(directories: Iterable[str]) -> None:
+    """Load NVRTC from a package in these directories, if one has it. Then cuda-bindings uses the loaded
+    library."""
     for name in ("libnvrtc.so.13", "libnvrtc.so.12"):
         for directory in directories:
             for path in Path(directory).glob(f"nvidia/*/lib/{name}"):
                 with suppress(OSError):
                     ctypes.CDLL(str(path))
-                    return True
-    return False
+                    return
 
 
 def _compiled(nvrtc: Any, option: str, machine_code: bool) -> bytes:
