@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import os
+import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -91,9 +92,14 @@ def failing(directory: Path, plan: Plan) -> Iterator[list[str]]:
 
         return operation
 
+    # In Python 3.10 `Path` calls the functions that this object has taken from `os`.
+    accessor = getattr(pathlib, "_normal_accessor", None)
     with pytest.MonkeyPatch.context() as patch:
         for name in OPERATIONS:
-            patch.setattr(os, name, faulty(name, getattr(os, name)))
+            operation = faulty(name, getattr(os, name))
+            patch.setattr(os, name, operation)
+            if hasattr(accessor, name):
+                patch.setattr(accessor, name, operation)
         make = io.FileIO
 
         def new_file(path: Any, mode: str, opener: Any = None) -> io.FileIO:
