@@ -37,11 +37,11 @@ def fuzz(*arguments: object) -> Result:
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The own code is in the current directory, which is no place where Python looks for modules."""
-    for path in (SUPPORT / "own_world.py", BROKEN / "test_copy_engine.py"):
+    for path in (SUPPORT / "own_world.py", BROKEN / "test_block_pool.py"):
         shutil.copy(path, tmp_path / f"my_{path.name}")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    for name in ("my_own_world", "my_test_copy_engine"):
+    for name in ("my_own_world", "my_test_block_pool"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
 
@@ -110,7 +110,7 @@ def test_events_of_a_world_guide_its_walk(tmp_path: Path) -> None:
         ("my_own_world:raising", ["cannot make a world", "LookupError: no shelf"]),
         ("my_own_world:Shelf.events", ["has no Shelf.events"]),
         ("os:sep", ["is str '/', not a function that makes a World"]),
-        ("my_test_copy_engine:TestCopyEngine", ["is a TestCase", "name the machine"]),
+        ("my_test_block_pool:TestPool", ["is a TestCase", "name the machine"]),
         (":World", ["give package.module:name"]),
         ("worlds", ["is not one of core,", "package.module:name"]),
     ],
@@ -128,18 +128,18 @@ def test_a_target_that_cannot_be_walked_is_refused(target: str, reasons: Sequenc
 
 
 def test_a_broken_machine_is_found_shrunk_saved_and_repeated(tmp_path: Path) -> None:
-    target = "my_test_copy_engine:CopyEngine"
+    target = "my_test_block_pool:Pool"
     found = counted(target, "--log", "found")
     assert found.exit_code == ExitCode.BROKEN
-    assert f"{target}: correct bytes (S15) is broken: 2 steps, shrunk from " in found.stdout
-    assert "  2. transfers_0 = state.submit(direction=<Direction.STORE: 0>" in found.stdout
+    assert f"{target}: conservation (S1) is broken: 5 steps, shrunk from " in found.stdout
+    assert "  5. state.let_all_end()\n" in found.stdout
     again = fuzz("--replay", "found", "--target", target)
     assert (again.exit_code, again.stdout in found.stdout) == (ExitCode.BROKEN, True)
     [test] = (tmp_path / "found").glob("test_*.py")
     made: dict[str, Any] = {}
     exec(compile(test.read_text(), str(test), "exec"), made)
     [written] = [one for name, one in made.items() if name.startswith("test_")]
-    with pytest.raises(Exception, match=r"correct bytes \(S15\)"):
+    with pytest.raises(Exception, match=r"conservation \(S1\)"):
         written()
 
 
@@ -266,7 +266,7 @@ def process(*arguments: object) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", ["my_own_world:BrokenShelf", "my_test_copy_engine:CopyEngine"])
+@pytest.mark.parametrize("target", ["my_own_world:BrokenShelf", "my_test_block_pool:Pool"])
 def test_a_process_finds_code_in_its_current_directory(target: str) -> None:
     """With several processes, and from where the code is."""
     made = process("--target", target, "--seed", 3, "--seconds", 20, "--jobs", 2, "--json")

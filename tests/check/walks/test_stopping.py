@@ -38,7 +38,7 @@ from kvsm.system import stopping
 from kvsm.system.executors.forked import ForkedProcesses
 from kvsm.system.stopping import IsOver, TimeBudget
 
-SHELF, ENGINE = "my_own_world:BrokenShelf", "my_test_copy_engine:CopyEngine"
+SHELF, POOL = "my_own_world:BrokenShelf", "my_test_block_pool:Pool"
 
 SIGNALS = '''
 import os
@@ -102,12 +102,12 @@ def counted(target: str, *arguments: object) -> Result:
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copy(SUPPORT / "own_world.py", tmp_path / "my_own_world.py")
-    shutil.copy(ROOT / "examples" / "broken" / "test_copy_engine.py", tmp_path / "my_test_copy_engine.py")
+    shutil.copy(ROOT / "examples" / "broken" / "test_block_pool.py", tmp_path / "my_test_block_pool.py")
     (tmp_path / "my_signals.py").write_text(SIGNALS)
     (tmp_path / "my_machine.py").write_text(MACHINE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    for name in ("my_own_world", "my_test_copy_engine", "my_signals", "my_machine"):
+    for name in ("my_own_world", "my_test_block_pool", "my_signals", "my_machine"):
         monkeypatch.delitem(sys.modules, name, raising=False)
 
 
@@ -128,7 +128,7 @@ def after(looks: int) -> Callable[[], bool]:
 # A reduction has a time of its own.
 
 
-@pytest.mark.parametrize("target", [SHELF, ENGINE])
+@pytest.mark.parametrize("target", [SHELF, POOL])
 @pytest.mark.parametrize("seconds", [0, 12])
 def test_a_reduction_ends_in_its_own_time(target: str, seconds: int, looks: Callable[[], float]) -> None:
     """It checks the clock at each step. The result so far still fails, and is marked as not minimal."""
@@ -141,7 +141,7 @@ def test_a_reduction_ends_in_its_own_time(target: str, seconds: int, looks: Call
     )
     saved = read(Path("found"))
     assert not saved.minimal
-    told = "cut short" if seconds else "not shrunk" if target == ENGINE else "not reduced"
+    told = "cut short" if seconds else "not shrunk" if target == POOL else "not reduced"
     assert told in result.stdout.split("is broken")[1].splitlines()[0]
     assert fuzz("--replay", "found", "--target", target).exit_code == ExitCode.BROKEN
 
@@ -177,7 +177,7 @@ def test_help_tells_of_both_times() -> None:
 # A failure is saved before it is reduced.
 
 
-@pytest.mark.parametrize("target", [SHELF, ENGINE])
+@pytest.mark.parametrize("target", [SHELF, POOL])
 def test_a_failure_is_saved_before_it_is_reduced(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the process is killed during the reduction, the failure is already saved."""
 
