@@ -18,6 +18,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 from block_contents import group_of
 from model_stage import ModelOutcome, Stage, conversations, refusal, serve_model
 from model_zoo import MLA, MODELS
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from kvsm.core.log import LogReader
 from kvsm.events import LoadPlanned, StorePlanned
@@ -44,6 +45,9 @@ def served(stage: Stage, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
     @cache
     def outcome(name: str) -> ModelOutcome:
+        kind = MODELS[name].engine.get("kv_cache_dtype", "auto")
+        if not AttentionBackendEnum.CPU_ATTN.get_class().supports_kv_cache_dtype(kind):
+            pytest.skip(f"vLLM keeps no KV cache of {kind} on this CPU")
         directory: Path = tmp_path_factory.mktemp(name.replace(" ", "-"))
         found: ModelOutcome = stage.play(serve_model, MODELS[name], directory)
         return found
