@@ -154,7 +154,8 @@ class NewNames:
 
     def _number(self, digits: str) -> str:
         """Replace a number by another one that is too long for the number of an event."""
-        return f"{int.from_bytes(self._hash('number', digits.encode(), _NUMBER_BYTES)):020}"
+        hashed = self._hash("number", digits.encode(), _NUMBER_BYTES)
+        return f"{int.from_bytes(hashed, 'big'):020}"
 
     def _text(self, room: str, text: str) -> str:
         return self._hash(room, text.encode(errors="surrogatepass"), _TEXT_BYTES).hex()
