@@ -96,10 +96,10 @@ def failing(directory: Path, plan: Plan) -> Iterator[list[str]]:
     accessor = getattr(pathlib, "_normal_accessor", None)
     with pytest.MonkeyPatch.context() as patch:
         for name in OPERATIONS:
-            operation = faulty(name, getattr(os, name))
-            patch.setattr(os, name, operation)
-            if hasattr(accessor, name):
-                patch.setattr(accessor, name, operation)
+            call = getattr(os, name)
+            for place in (os, accessor):
+                if getattr(place, name, None) is call:
+                    patch.setattr(place, name, faulty(name, call))
         make = io.FileIO
 
         def new_file(path: Any, mode: str, opener: Any = None) -> io.FileIO:
