@@ -172,12 +172,16 @@ def _is_found() -> bool:
 
 def _load_library(directories: Iterable[str]) -> None:
     """Load NVRTC from a package in these directories, if one has it. Then cuda-bindings uses the loaded
-    library."""
+    library.
+
+    The library of CUDA 13.0 does not look for its builtins in its own directory, so they are loaded first.
+    """
     for name in ("libnvrtc.so.13", "libnvrtc.so.12"):
         for directory in directories:
             for path in Path(directory).glob(f"nvidia/*/lib/{name}"):
                 with suppress(OSError):
-                    ctypes.CDLL(str(path))
+                    for library in (*path.parent.glob("libnvrtc-builtins.so.*"), path):
+                        ctypes.CDLL(str(library))
                     return
 
 
