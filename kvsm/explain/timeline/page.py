@@ -111,7 +111,7 @@ def _differences(column: list[int]) -> list[int]:
 
 
 def _part(name: str) -> str:
-    return files("kvsm.explain.timeline").joinpath("page", name).read_text(encoding="ascii")
+    return (files("kvsm.explain.timeline") / "page" / name).read_text(encoding="ascii")
 
 
 def _hash(text: str) -> str:
