@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from operator import attrgetter
 from typing import Any
 
 from kvsm.vllm.versions import must_have
@@ -15,6 +16,7 @@ _USED = (
     "cached_block_hash_to_block",
     "free_block_queue",
 )
+_BLOCK_ID = attrgetter("block_id")
 
 
 class VllmBlockPool:
@@ -57,7 +59,7 @@ class VllmBlockPool:
 
     def free_queue(self) -> Iterator[int]:
         """Return the free blocks, beginning with the next one to be taken."""
-        return (block.block_id for block in self._pool.free_block_queue.iter_blocks_after(None))
+        return map(_BLOCK_ID, self._pool.free_block_queue.iter_blocks_after(None))
 
     def references(self, block: int) -> int:
         """Return the number of references to the block."""

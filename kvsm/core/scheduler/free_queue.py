@@ -166,18 +166,29 @@ class FreeQueueWalk:
         ledger, known, enough = self._offloader.ledger, self.state.known_safe, 2 * self._target
         find, stale, key_of = ledger.index.find, ledger.provenance.stale, self._pool.key_of
         left_out = self.state.left_out
+        are_plain = not stale and not left_out
         most = min(self.state.store_budget, enough)
         keys: list[bytes] = []
         blocks: list[int] = []
         safe: list[int] = []
         queue = self._pool.free_queue()
-        # In pieces, because the index looks up many keys faster together.
+        # In pieces, because the index looks up many keys faster together. Most are all safe, or all new.
         while len(safe) < enough and (piece := list(islice(queue, PIECE))):
             if known.issuperset(piece):
                 safe += piece[: enough - len(safe)]
                 continue
             held = list(map(key_of, piece))
-            for block, key, slot in zip(piece, held, find(cast(list[bytes], held))):
+            found = find(cast(list[bytes], held))
+            if None not in found:
+                piece = piece[: enough - len(safe)]
+                known.update(piece)
+                safe += piece
+                continue
+            if are_plain and None not in held and found.count(None) == len(piece) <= most - len(keys):
+                keys += cast(list[bytes], held)
+                blocks += piece
+                continue
+            for block, key, slot in zip(piece, held, found):
                 if len(safe) == enough:
                     break
                 if slot is not None:

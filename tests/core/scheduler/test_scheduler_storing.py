@@ -501,12 +501,15 @@ def test_step_in_which_nothing_is_computed_yet_is_no_offer() -> None:
 
 
 class CheckedWalk(FreeQueueWalk):
-    """Compares each walk with one that remembers nothing."""
+    """Compares each walk with one that remembers nothing, and with one that looks at one block at a time."""
 
     def _walk(self) -> tuple[list[bytes], list[int], list[int]]:
         found = super()._walk()
         known, self.state.known_safe = self.state.known_safe, set()
         assert found == super()._walk()
+        with patch("kvsm.core.scheduler.free_queue.PIECE", 1):
+            self.state.known_safe = set()
+            assert found == super()._walk()
         self.state.known_safe = known
         return found
 
@@ -554,6 +557,19 @@ def test_lazy_store_finds_what_a_walk_without_memory_finds(
             elif act == 6:
                 queue.core.reset()
                 queue.reset(forgets=place % 2 == 0)
+
+
+def test_lazy_store_stores_and_passes_no_more_of_a_piece_than_it_may() -> None:
+    """The budget of stores ends within a piece of new blocks, and a walk within a piece of safe ones."""
+    queue = Queue(200, 50, host_blocks=400)
+    queue.walk.state.store_budget = 70
+    assert queue.store() == list(range(70))
+    queue = Queue(100, 20, host_blocks=200)
+    for _ in range(4):
+        queue.store()
+        queue.end()
+    queue.walk.state.known_safe.clear()
+    assert queue.walk._walk() == ([], [], queue.pool.queue[:40])
 
 
 def test_lazy_store_looks_at_no_key_that_it_knows() -> None:
