@@ -244,6 +244,7 @@ declare(
     _blocks_per_chunk=FIXED,
     _block_tokens=FIXED,
     _chunk_tokens=FIXED,
+    _needs_first_key=FIXED,
     below=FIXED,  # None: a serving world has one tier
     _layout=FIXED,
     _countable=Dropped("a check of the engine's calls; no decision reads it"),

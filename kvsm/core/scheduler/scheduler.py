@@ -72,6 +72,8 @@ class OffloadScheduler:
         self._layout = KeyLayout.of(config, self._blocks_per_chunk)
         self._block_tokens = config.alignment
         self._chunk_tokens = self._block_tokens * self._blocks_per_chunk
+        self._needs_first_key = below is None and config.resumable
+        """Whether every hit needs the first chunk that the device lacks, on the host."""
 
     # Setup, and the arrival of requests.
 
@@ -134,6 +136,9 @@ class OffloadScheduler:
                 return self._pin(tracked, (), num_computed_tokens, None)
             tracked.note_answer(None)
             return 0, False
+        missed = self._missed_at_once(tracked, limit)
+        if missed is not None:
+            return self._pin(tracked, (), num_computed_tokens, missed)
         lookup = HitSearch(self.config, self._blocks_per_chunk, tracked.chunk_keys(), num_computed_tokens)
         index, readable = core.ledger.index, core.ledger.readable
         if self.below is not None:
@@ -162,6 +167,15 @@ class OffloadScheduler:
             # No layer reads a token before `end`, so there is nothing to load.
             end = num_computed_tokens
         return self._pin(tracked, slots, end, lookup.lacking)
+
+    def _missed_at_once(self, tracked: TrackedRequest, limit: int) -> bytes | None:
+        """Return the first key behind the device's if no hit can begin because it is missing, as in most
+        misses. None if a search must tell."""
+        local, first = tracked.local, tracked.local // self._chunk_tokens
+        if not self._needs_first_key or limit - limit % self._block_tokens <= local:
+            return None
+        found = tracked.find_prefix(self.offloader.ledger.index, 0, first, first + 1)
+        return None if found is None or len(found) else tracked.make_keys(0, first, first + 1)[0]
 
     def _declines(self, tracked: TrackedRequest, slots: int, end: int) -> bool:
         """Whether the request computes the tokens of its hit up to `end`, because loading its `slots` slots

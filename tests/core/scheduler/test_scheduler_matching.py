@@ -696,6 +696,41 @@ def test_match_makes_one_key_that_lacks(monkeypatch: pytest.MonkeyPatch) -> None
     assert made == [keys_of(asking)[40 // HASH_TOKENS]]
 
 
+@pytest.mark.skipif(bool(native.WHY_NOT), reason="the native body looks for keys that Python does not make")
+def test_miss_at_the_first_key_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most misses are such, and the engine makes many of them."""
+    hand = hand_with(range(48))
+    monkeypatch.setattr(HitSearch, "longest_hit", None)
+    asking = SmallRequest("asking", range(100, 140))
+    assert match(hand, asking) == 0
+    (matched,) = [event for event in of_kind(hand, ev.HitMatched) if event.request == "asking"]
+    assert matched.missed == keys_of(asking)[0]
+
+
+@given(
+    st.lists(st.integers(0, 1), max_size=6),
+    st.integers(0, 24),
+    st.sampled_from([1, 2]),
+    st.integers(0, 24),
+)
+@settings(max_examples=examples(100))
+def test_short_way_to_a_miss_answers_as_the_search_does(
+    there: list[int], local: int, chunk: int, most: int
+) -> None:
+    """Stored, so served (S15): whatever the host has, the device has, and the request may load."""
+    answers = []
+    for is_short in (True, False):
+        hand = Hand(core={"blocks_per_chunk": chunk})
+        hand.scheduler._needs_first_key = is_short
+        request = SmallRequest("asking", range(24), parameters={"max_load_tokens": most})
+        keys = [one + bytes(4) for one in request.block_hashes[chunk - 1 :: chunk]]
+        stored = [key for key, is_there in zip(keys, there) if is_there]
+        if stored:
+            store(hand.core, "stored", stored)
+        answers.append((match(hand, request, local), list(hand.log)[-1]))
+    assert answers[0] == answers[1]
+
+
 def test_request_that_has_its_blocks_keeps_no_keys() -> None:
     """They would be of no use: what it stores is made of the hashes that the engine has then."""
     hand = Hand()
