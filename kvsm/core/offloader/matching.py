@@ -152,7 +152,9 @@ def pin(
     """
     figures = asked, on_device, on_host
     missed, asked, on_device, on_host = _checked_lookup("pin", missed, *figures)
-    _pin(core, request, _checked_slots(core, "pin", slots), missed, asked, on_device, on_host)
+    if type(slots) is not tuple or slots:
+        slots = _checked_slots(core, "pin", slots)
+    _pin(core, request, slots, missed, asked, on_device, on_host)
 
 
 def _checked_lookup(
