@@ -146,21 +146,23 @@ class OfferBatch:
         if not chunks:
             return
         first, size, start = chunks.start, self._blocks_per_chunk, len(self.keys)
-        keys = tracked.make_keys(group, first, chunks.stop)
         kept: Sequence[int] = chunks
         is_full = self._config.groups[group].kind is GroupKind.FULL
         if is_full and not self._counts_offers(tracked) and not tracked.refused:
+            keys = tracked.make_keys(group, max(0, first - 1), chunks.stop)
+            self._parents[start] = keys.pop(0) if first else b""
             self.keys += keys
             self.blocks += tracked.tables[group][first * size : chunks.stop * size]
         else:
+            keys = tracked.make_keys(group, first, chunks.stop)
             allowed = [n for n in chunks if keys[n - first] not in tracked.refused]
             found = {n: self._blocks_of(tracked, group, n, keys[n - first]) for n in allowed}
             kept = self._often_enough(tracked, [n for n in allowed if found[n]], first, keys, offered)
             self.keys += [keys[n - first] for n in kept]
             self.blocks += [block for n in kept for block in found[n]]
+            if kept:
+                self._parents[start] = self._key_before(tracked, group, kept[0])
         self._open(tracked, group, kept, start)
-        if kept:
-            self._parents[start] = self._key_before(tracked, group, kept[0])
         for place, n in enumerate(kept[1:] if tracked.refused else (), start + 1):
             # Behind a refused chunk, a chunk does not follow the one before it in the offer.
             if keys[n - first - 1] in tracked.refused:
