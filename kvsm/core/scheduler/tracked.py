@@ -237,7 +237,12 @@ class TrackedRequest:
         ends = [loaded // hashes for hashes in self._layout.hashes_per_chunk]
         if settled:
             ends = list(map(max, settled, ends))
-        return any(None in index.find(self.make_keys(group, 0, end)) for group, end in enumerate(ends))
+        return any(self._lacks(index, group, end) for group, end in enumerate(ends))
+
+    def _lacks(self, index: KeyIndex, group: int, end: int) -> bool:
+        """Whether one of the first `end` chunks of a group is not found."""
+        found = self.find_prefix(index, group, 0, end)
+        return None in index.find(self.make_keys(group, 0, end)) if found is None else len(found) < end
 
     def confirmed_tokens(self) -> int:
         """Return the number of tokens whose KV is certainly computed.

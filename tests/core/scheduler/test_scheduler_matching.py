@@ -731,6 +731,26 @@ def test_short_way_to_a_miss_answers_as_the_search_does(
     assert answers[0] == answers[1]
 
 
+@pytest.mark.parametrize("lost", range(6))
+@pytest.mark.parametrize("finds_prefix", [True, False])
+def test_chunk_that_the_host_has_lost_is_found(
+    lost: int, finds_prefix: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stored once (S13): a request at its end offers again what the host has lost, wherever that is."""
+    index = hand_with(range(24)).core.ledger.index
+    config = SchedulerConfig(groups=(FULL,), hash_tokens=HASH_TOKENS)
+    request = SmallRequest("r", range(24))
+    tracked = TrackedRequest(request, config, KeyLayout.of(config, 1))
+    if not finds_prefix:
+        monkeypatch.setattr(TrackedRequest, "find_prefix", lambda *_: None)
+    elif not native.WHY_NOT:
+        monkeypatch.setattr(TrackedRequest, "make_keys", None)  # The native body makes none in Python.
+    assert not tracked.lacks_a_key(index, (6,), config)
+    del index[keys_of(request)[lost]]
+    assert tracked.lacks_a_key(index, (6,), config)
+    assert not tracked.lacks_a_key(index, (lost,), config)
+
+
 def test_request_that_has_its_blocks_keeps_no_keys() -> None:
     """They would be of no use: what it stores is made of the hashes that the engine has then."""
     hand = Hand()
