@@ -127,5 +127,7 @@ class LedgerState:
         return dict(counted)
 
     def draining(self) -> bool:
-        """Whether copies that a reset abandoned are still in flight."""
-        return any(one.word & STATE_MASK == ABANDONED for one in self.transfers.values())
+        """Whether copies that a reset abandoned are still in flight. A reset abandons all, so the oldest one
+        tells."""
+        oldest = next(iter(self.transfers.values()), None)
+        return oldest is not None and oldest.word & STATE_MASK == ABANDONED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvsm.core.kv_events import Publisher
+from kvsm.core.ledger import TransferRecord
 from kvsm.core.ledger.snapshot import digest
 from kvsm.core.log import MemoryLog
 from kvsm.core.offloader import LogFlush, LookupResult, Match, Offloader, ReportResult
@@ -452,6 +454,27 @@ class TestReset:
         core.complete_store(job.transfer)
         assert not core.ledger.draining()
         assert core.prepare_store("r", keys(1), [1]).job is not None
+
+    def test_drains_until_the_last_older_copy_has_ended(self) -> None:
+        """No stale data (S14), in whatever order copies end. Only the oldest is asked: each step asks, and
+        thousands may be in flight."""
+        core, _ = new_core(host_blocks=8)
+        first, second = begin_store(core, "r", keys(1)), begin_store(core, "r", [b"second"], 1)
+        core.reset()
+        begin_store(core, "r", keys(1), 2)
+        core.complete_store(second)
+        assert core.ledger.draining()
+        core.complete_store(first)
+        begin_store(core, "r", [b"third"], 3)
+        looked = list[int]()
+
+        class Watched(dict[int, TransferRecord]):
+            def values(self) -> Any:
+                return (looked.append(one.id) or one for one in super().values())  # type: ignore[func-returns-value]
+
+        core.ledger.transfers = Watched(core.ledger.transfers)
+        assert not core.ledger.draining()
+        assert len(looked) == 1
 
     def test_load_under_way_fails(self) -> None:
         """No stale data (S14): what a load of an older epoch brought is not used."""
