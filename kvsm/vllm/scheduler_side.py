@@ -65,6 +65,8 @@ BoundaryState = tuple[int, int, int]
 _WHOLE = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
 """The final statuses of a request that was served completely."""
 
+_ABORTED, _REPORTS_TAKEN = RequestStatus.FINISHED_ABORTED, LogFlush.REPORTS_TAKEN
+
 _TOLD_OF_HINT: WeakSet[Any] = WeakSet()
 """Requests of which some connector in this process has told the client what became of its hint."""
 
@@ -276,7 +278,7 @@ class SchedulerSide:
         """Take the workers' reports, and add the loads that ended well to the workers' output."""
         meta = connector_output.kv_connector_worker_meta
         if meta is None and self._incoming is None and not self._scheduler.state.ended_loads:
-            self._core.offloader.flush_log(LogFlush.REPORTS_TAKEN)
+            self._core.offloader.flush_log(_REPORTS_TAKEN)
             self._flush_if_only_leases_are_left()
             return
         reports = meta.reports if isinstance(meta, StepReports) else ()
@@ -377,7 +379,7 @@ class SchedulerSide:
         where a decode engine finds the blocks, and how the client's hint was answered.
         """
         self._recomputing.pop(request.request_id, None)
-        aborted = request.status == RequestStatus.FINISHED_ABORTED
+        aborted = request.status == _ABORTED
         if request.request_id in self._waiting:
             self._waiting.discard(request.request_id)
             block_ids = ()

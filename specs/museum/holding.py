@@ -55,7 +55,7 @@ HOLDING = (
                 "kvsm.core.scheduler.scheduler:OffloadScheduler._note_transfer_end",
                 "self.device_blocks.release(ended)",
                 """
-                if ended.direction is Direction.LOAD or self.state.tracked:
+                if ended.direction is LOAD or self.state.tracked:
                     self.device_blocks.release(ended)
                 """,
             ),

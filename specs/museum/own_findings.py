@@ -49,7 +49,7 @@ OWN_FINDINGS = (
                 "tracked = state.tracked.get(name)\nif tracked is not None and name not in state.preempted:",
                 """
                 for job in self.offloader.ledger.transfers.values():
-                    assert name not in dict(job.owners) or job.direction is Direction.STORE, "it is no store"
+                    assert name not in dict(job.owners) or job.direction is STORE, "it is no store"
                 tracked = state.tracked.get(name)
                 if tracked is not None and name not in state.preempted:
                 """,
@@ -113,7 +113,7 @@ OWN_FINDINGS = (
                 "kvsm.core.scheduler.hits:HitSearch.longest_hit",
                 "end, self.lacking = self._align(limit), None",
                 """
-                assert any(group.kind is GroupKind.FULL for group in self._groups), "no full attention"
+                assert any(group.kind is FULL for group in self._groups), "no full attention"
                 end, self.lacking = self._align(limit), None
                 """,
             ),

@@ -244,6 +244,7 @@ declare(
     _blocks_per_chunk=FIXED,
     _block_tokens=FIXED,
     _chunk_tokens=FIXED,
+    _is_lazy=FIXED,
     _needs_first_key=FIXED,
     below=FIXED,  # None: a serving world has one tier
     _layout=FIXED,
@@ -257,6 +258,7 @@ declare(
     _device_blocks=PART,
     _blocks_per_chunk=FIXED,
     _has_drafter=FIXED,
+    _stores_early=FIXED,
 )
 declare(DeviceBlocks, pool=PART, state=STATE, _offloader=PART, _null_block=FIXED)
 declare(FreeQueueWalk, state=STATE, _offloader=PART, _pool=PART, _target=FIXED)

@@ -16,7 +16,7 @@ from kvsm.core.ledger.canonical import NOBODY, Dropped, declared, filled
 from kvsm.core.offloader import Ended, Offloader
 from kvsm.core.plan import TransferJob
 from kvsm.core.scheduler.protocols import DevicePool
-from kvsm.events import Direction
+from kvsm.events import LOAD, Direction
 from kvsm.ids import listed
 from kvsm.states.transfer import TransferState
 
@@ -55,7 +55,7 @@ class DeviceBlocks:
 
     def release(self, ended: Ended) -> None:
         """Release the references of a copy that ended. A lost load may still write, so it keeps them."""
-        load = ended.direction is Direction.LOAD
+        load = ended.direction is LOAD
         if self.pool is not None and not (load and ended.lost):
             # Last block first, so that the end of a prefix is evicted before its beginning.
             self.pool.free_blocks(listed(ended.device_blocks)[::-1])

@@ -23,7 +23,7 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from kvsm.core.ledger.key_index import KeyIndex
-from kvsm.core.scheduler.groups import GroupKind, SchedulerConfig
+from kvsm.core.scheduler.groups import FULL, SchedulerConfig
 from kvsm.ids import SMALL, IdArray
 
 Has = Callable[[bytes], bool]
@@ -138,7 +138,7 @@ class HitSearch:
         """
         parents, place = dict[int, bytes](), 0
         for group, keys, span in zip(self._groups, self._keys, self.needed(end)):
-            continues = group.kind is GroupKind.FULL and span.first > 0
+            continues = group.kind is FULL and span.first > 0
             parents[place] = keys[span.first - 1] if continues else b""
             place += span.last - span.first
         return parents
@@ -160,7 +160,7 @@ class HitSearch:
         group, tokens, keys = self._groups[index], self._chunk_tokens[index], self._keys[index]
         while end > self._local:
             first, last = self._span(index, end)
-            if group.kind is GroupKind.FULL:
+            if group.kind is FULL:
                 self._found = find_prefix(index, first, last) if find_prefix is not None else None
                 if self._found is not None:
                     missing = first + len(self._found)

@@ -27,7 +27,7 @@ import msgspec
 
 from kvsm.core.ledger import RequestRecord
 from kvsm.core.offloader import Offloader, PreparedStore
-from kvsm.core.scheduler.groups import GroupKind, SchedulerConfig
+from kvsm.core.scheduler.groups import FULL, MAMBA, SchedulerConfig
 from kvsm.core.scheduler.protocols import DevicePool
 from kvsm.core.scheduler.tracked import NO_TOKENS, TrackedRequest
 from kvsm.events import Offer, Owners, SkipReason
@@ -130,7 +130,7 @@ class OfferBatch:
     def _not_loaded(self, tracked: TrackedRequest, group: int, first: int, last: int) -> list[range]:
         """Return these chunks without those that the request's load has just brought from the host."""
         spec, (begin, end) = self._config.groups[group], tracked.loaded
-        if spec.kind is not GroupKind.FULL:
+        if spec.kind is not FULL:
             return [range(first, last)]
         tokens = spec.block_tokens * self._blocks_per_chunk
         before = min(max(first, -(-begin // tokens)), last)
@@ -147,7 +147,7 @@ class OfferBatch:
             return
         first, size, start = chunks.start, self._blocks_per_chunk, len(self.keys)
         kept: Sequence[int] = chunks
-        is_full = self._config.groups[group].kind is GroupKind.FULL
+        is_full = self._config.groups[group].kind is FULL
         if is_full and not self._counts_offers(tracked) and not tracked.refused:
             keys = tracked.make_keys(group, max(0, first - 1), chunks.stop)
             self._parents[start] = keys.pop(0) if first else b""
@@ -173,7 +173,7 @@ class OfferBatch:
     def _key_before(self, tracked: TrackedRequest, group: int, chunk: int) -> bytes:
         """Return the key of the preceding chunk. Empty for the first chunk, and for groups without full
         attention, whose chunks are usable without the preceding ones."""
-        if not chunk or self._config.groups[group].kind is not GroupKind.FULL:
+        if not chunk or self._config.groups[group].kind is not FULL:
             return b""
         return tracked.make_keys(group, chunk - 1, chunk)[0]
 
@@ -213,7 +213,7 @@ class OfferBatch:
         """
         size, spec = self._blocks_per_chunk, self._config.groups[group]
         blocks = tracked.tables[group][chunk * size : (chunk + 1) * size]
-        if spec.kind is GroupKind.FULL:
+        if spec.kind is FULL:
             return blocks
         if self._pool is not None and size == 1:
             if blocks[0] != self._config.null_block and self._pool.key_of(blocks[0]) == key:
@@ -305,7 +305,7 @@ class OfferBatch:
 
     def _is_counted(self, group: int) -> bool:
         """Whether a cursor counts the chunks of this group."""
-        return self._config.groups[group].kind is not GroupKind.MAMBA
+        return self._config.groups[group].kind is not MAMBA
 
     def _owners(self) -> Owners:
         """Return the requests of the batch with their chunk counts. Runs of one request are added up."""

@@ -85,12 +85,13 @@ class StoreOffers:
         self._offloader, self._config, self._device_blocks = offloader, config, device_blocks
         self.state = OffersState({}, RetryStamp.of(offloader.ledger), {})
         self._blocks_per_chunk = offloader.config.blocks_per_chunk
+        self._stores_early = config.store is StoreMode.EAGER
         self._has_drafter = any(group.drafter for group in config.groups)
         """Whether a group holds back its last chunk until the request ends."""
 
     def is_eager(self, tracked: TrackedRequest) -> bool:
         """Whether the chunks of this request are offered as soon as they are confirmed."""
-        return self._config.store is StoreMode.EAGER or tracked.remote_decode
+        return self._stores_early or tracked.remote_decode
 
     def due(self, requests: Requests, scheduled: Iterable[str]) -> dict[str, TrackedRequest]:
         """Return the scheduled requests that may have a chunk to offer. An idle step costs only this."""

@@ -41,13 +41,14 @@ from kvsm.core.scheduler.protocols import DevicePool, EngineRequest, StepOutput,
 from kvsm.core.scheduler.scheduler_state import LoadEnded, SchedulerState, StepResults
 from kvsm.core.scheduler.tracked import TrackedRequest
 from kvsm.errors import ConfigError, LimitReached
-from kvsm.events import Direction
+from kvsm.events import LOAD, STORE
 from kvsm.ids import IdArray, listed
 from kvsm.states.request import RequestState
 
 _LOGGER = logging.getLogger("kvsm")
 
 _NOTHING, _NO_RESULTS = TransferPlan(), StepResults()  # of most steps of a decode
+_REPORTS_TAKEN = LogFlush.REPORTS_TAKEN
 
 
 class OffloadScheduler:
@@ -72,6 +73,7 @@ class OffloadScheduler:
         self._layout = KeyLayout.of(config, self._blocks_per_chunk)
         self._block_tokens = config.alignment
         self._chunk_tokens = self._block_tokens * self._blocks_per_chunk
+        self._is_lazy = config.store is StoreMode.LAZY
         self._needs_first_key = below is None and config.resumable
         """Whether every hit needs the first chunk that the device lacks, on the host."""
 
@@ -84,7 +86,7 @@ class OffloadScheduler:
         """
         device_pool(pool, self.offloader.ledger.transfers)
         self.device_blocks.pool = pool
-        if self.config.store is StoreMode.LAZY:
+        if self._is_lazy:
             self.walk = FreeQueueWalk(self.offloader, pool, self.config.lazy_target_blocks)
 
     def add_request(self, request: EngineRequest) -> None:
@@ -380,7 +382,7 @@ class OffloadScheduler:
         Call it when the step is scheduled, but before `num_computed_tokens` counts its tokens.
         """
         core = self.offloader
-        if self.config.store is StoreMode.LAZY and self.walk is None:
+        if self._is_lazy and self.walk is None:
             raise ConfigError("a lazy store walks the engine's free queue; call bind_gpu_block_pool first")
         if self._decides_nothing(output):
             core.end_step()
@@ -403,8 +405,8 @@ class OffloadScheduler:
         flushed = core.flush(flush) if flush else ()
         core.end_step()
         return TransferPlan(
-            tuple([job for job in planned if job.direction is Direction.LOAD]),
-            tuple([job for job in planned if job.direction is Direction.STORE]),
+            tuple([job for job in planned if job.direction is LOAD]),
+            tuple([job for job in planned if job.direction is STORE]),
             flushed,
         )
 
@@ -521,10 +523,10 @@ class OffloadScheduler:
                     self.below.stored(ended.keys)
         if failed:
             self.offers.move_back(state.tracked, failed)
-        if state.ended_loads and self.config.resumable and self.config.store is StoreMode.EAGER:
+        if state.ended_loads and self.config.resumable and not self._is_lazy:
             loaded = [load.request for load in state.ended_loads if load.good]
             self.offers.move_behind(state.tracked, loaded, self._chunk_tokens)
-        core.flush_log(LogFlush.REPORTS_TAKEN)
+        core.flush_log(_REPORTS_TAKEN)
         loads, state.ended_loads = tuple(state.ended_loads), []
         return StepResults(loads, self.device_blocks.take_sent(), not core.ledger.draining())
 
@@ -540,7 +542,7 @@ class OffloadScheduler:
 
     def _note_transfer_end(self, ended: Ended) -> None:
         self.device_blocks.release(ended)
-        if ended.direction is Direction.LOAD:
+        if ended.direction is LOAD:
             self._note_load_end(ended.request, good=ended.good, lost=ended.lost)
 
     # The cache as a whole.

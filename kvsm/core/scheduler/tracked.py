@@ -13,7 +13,7 @@ from typing import Annotated, overload
 from kvsm.core.ledger.canonical import KEPT, Dropped, Seen, declared, filled
 from kvsm.core.ledger.key_index import KeyIndex
 from kvsm.core.offloader.arguments import a
-from kvsm.core.scheduler.groups import GroupKind, KeyLayout, SchedulerConfig
+from kvsm.core.scheduler.groups import MAMBA, KeyLayout, SchedulerConfig
 from kvsm.core.scheduler.protocols import EngineRequest
 from kvsm.core.scheduler.request_params import AgentHint, HandOverParams, read_request_params
 from kvsm.errors import WrongArgument
@@ -275,7 +275,7 @@ class TrackedRequest:
         hashes, strides = len(request.block_hashes), self._layout.hashes_per_chunk
         counts, self.next_offer = [], maxsize
         for group, stride, table in zip(config.groups, strides, self.tables):
-            if group.kind is GroupKind.MAMBA:
+            if group.kind is MAMBA:
                 counts.append(0)
                 continue
             tokens = group.block_tokens * blocks_per_chunk
