@@ -28,7 +28,8 @@ from kvsm.core.log import LateLog, LogReader, LogWriter
 from kvsm.core.log.fold import walk
 from kvsm.core.log.trust import Trust
 from kvsm.core.offloader import EventSink, Offloader
-from kvsm.events import KINDS, Direction, OffloadingEvent, RejectReason, SkipReason
+from kvsm.events import Direction, OffloadingEvent, SkipReason
+from kvsm.explain.metric_places import NAMES, PLACES, SUM, HistogramValue, sum_place, values_of
 from kvsm.explain.metric_table import (
     BY_FINISH,
     BY_PREEMPTION,
@@ -38,12 +39,9 @@ from kvsm.explain.metric_table import (
     CUT_OFF,
     ENDS,
     EXPORTED,
-    NOWHERE,
     OF_COPIES_OUT,
     OF_LOADS,
     OF_STORES,
-    ON_DEVICE,
-    ON_HOST,
     OUTCOMES,
     SECONDS_BOUNDS,
 )
@@ -52,25 +50,6 @@ from kvsm.states.block import BlockState
 from kvsm.states.lease import LeaseState
 from kvsm.states.transfer import ABANDONED, COMPLETED
 from kvsm.states.words import STATE_MASK
-from kvsm.tiers.hand_over.leases import LeaseEnd
-
-
-class HistogramValue(msgspec.Struct, frozen=True):
-    """A histogram so far.
-
-    bounds: the largest value in each bucket but the last, which has no bound.
-    counts: the number of values in each bucket; one more than bounds.
-    sum: the sum of all values.
-    """
-
-    bounds: tuple[float, ...]
-    counts: tuple[int, ...]
-    sum: float
-
-    @property
-    def count(self) -> int:
-        """Number of values."""
-        return sum(self.counts)
 
 
 def histogram(name: str, seen: Mapping[int, int], unit: float = 1) -> HistogramValue:
@@ -90,25 +69,26 @@ def histogram(name: str, seen: Mapping[int, int], unit: float = 1) -> HistogramV
 
 
 class SecondsHistogram:
-    """A histogram of durations in seconds. Durations are sorted into buckets at once: no two are equal.
+    """The growth of a histogram of durations in seconds.
 
-    name: a histogram in `metric_table.EXPORTED`.
+    name: a histogram without labels, in `metric_table.EXPORTED`.
     """
 
     def __init__(self, name: str) -> None:
         self._bounds = EXPORTED[name].bounds
-        self._counts = [0] * (len(self._bounds) + 1)
-        self._sum = 0.0
+        self._grown: dict[str, float] = {}
 
     def observe(self, seconds: float) -> None:
         """Count a duration. A negative one, from a clock that went back, counts as 0."""
-        seconds = max(0.0, seconds)
-        self._sum += seconds
-        self._counts[bisect_left(self._bounds, seconds)] += 1
+        seconds, grown = max(0.0, seconds), self._grown
+        bucket = str(bisect_left(self._bounds, seconds))
+        grown[bucket] = grown.get(bucket, 0) + 1
+        grown[SUM] = grown.get(SUM, 0) + seconds
 
-    def value(self) -> HistogramValue:
-        """Return the histogram so far."""
-        return HistogramValue(self._bounds, tuple(self._counts), self._sum)
+    def take_growth(self) -> dict[str, float]:
+        """Return the growth since the last call: index of a bucket, or `SUM` -> growth."""
+        grown, self._grown = self._grown, {}
+        return grown
 
 
 _INSIDE = 1e-9
@@ -140,50 +120,97 @@ def spread(bounds: Sequence[float], counts: Sequence[int], total: float) -> list
     return values
 
 
-def _numbers() -> dict[int, int]:
-    return defaultdict(int)
+class _Buckets(msgspec.Struct, frozen=True, gc=False):
+    """The places of a histogram: of its first bucket and of its sum."""
+
+    bounds: tuple[float, ...]
+    first: int
+    sum: int
+
+    @classmethod
+    def of(cls, name: str, *labels: str) -> _Buckets:
+        """name, labels: a series of `metric_places.PLACES`."""
+        series = (name, *labels)
+        return cls(EXPORTED[name].bounds, PLACES[series], sum_place(series))
+
+    def observe(self, grown: dict[int, float], value: float) -> None:
+        """Count a value."""
+        grown[self.first + bisect_left(self.bounds, value)] += 1
+        grown[self.sum] += value
 
 
-class _Tally(msgspec.Struct, gc=False):
-    """Counts of the transfers in one direction.
+_ALLOCATED, _TICKS_WAITED, _SECONDS_WAITED = map(
+    _Buckets.of, ("allocation_blocks", "deferral_ticks", "deferral_seconds")
+)
+
+
+def _places_by(name: str) -> dict[str, int]:
+    """Value of the only label of a counter -> its place."""
+    (values,) = EXPORTED[name].labels.values()
+    return {value: PLACES[name, value] for value in values}
+
+
+_EVENTS: dict[type[OffloadingEvent], int] = {kind: PLACES["events", kind.__name__] for kind in COUNTED_KINDS}
+_SKIPPED, _REJECTED, _HINTS, _HAND_OVERS, _WAITS_ENDED, _IMPORTS_ENDED = map(
+    _places_by,
+    ("blocks_skipped", "reports_rejected", "hints", "hand_overs", "deferrals_ended", "imports_ended"),
+)
+_HIT, _MISS = _places_by("matches").values()
+_FINISHED, _ABORTED = _places_by("requests").values()
+_DECLINED, _LOADED = _places_by("slow_hits").values()
+_FOUND_ON_DEVICE, _FOUND_ON_HOST, _FOUND_NOWHERE = _places_by("blocks_asked").values()
+_MATCHED, _EVICTED, _RECALLED, _KEY_BYTES, _IMPORTED = [
+    PLACES[name,]
+    for name in ("blocks_matched", "blocks_evicted", "keys_recalled", "key_bytes", "blocks_imported")
+]
+_PREEMPTED, _DEFERRED, _RESETS, _RESTARTS, _VOIDED, _FLUSHED, _NO_ROOM, _DROPPED = [
+    PLACES[name,]
+    for name in (
+        *("preemptions", "deferrals", "resets", "restarts", "loads_voided", "transfers_flushed"),
+        *("allocation_failures", "log_events_dropped"),
+    )
+]
+
+
+class _Way(msgspec.Struct, frozen=True, gc=False):
+    """The places of the transfers in one direction.
 
     planned: transfers planned. abandoned: transfers in flight at a reset. ended: outcome -> transfers.
-    blocks, device_blocks, steps: a transfer's number of these -> completed transfers with that number.
-    seconds: completed transfers in each bucket. nanoseconds: their total time from submission to end.
-    made: (completed transfers, bytes per block) when the last histograms were made, and these histograms.
+    copied: blocks of completed transfers.
     """
 
-    planned: int = 0
-    abandoned: int = 0
-    nanoseconds: int = 0
-    ended: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(ENDS, 0))
-    blocks: dict[int, int] = msgspec.field(default_factory=_numbers)
-    device_blocks: dict[int, int] = msgspec.field(default_factory=_numbers)
-    steps: dict[int, int] = msgspec.field(default_factory=_numbers)
-    seconds: list[int] = msgspec.field(default_factory=lambda: [0] * (len(SECONDS_BOUNDS) + 1))
-    made: tuple[tuple[int, int], dict[str, HistogramValue]] = ((-1, 0), {})
+    planned: int
+    abandoned: int
+    ended: dict[str, int]
+    copied: int
+    blocks: _Buckets
+    bytes: _Buckets
+    seconds: _Buckets
+    steps: _Buckets
 
-    def histograms(self, bytes_per_block: int) -> dict[str, HistogramValue]:
-        """Return name -> histogram of the completed transfers."""
-        # Read the count first: if another thread counts a transfer meanwhile, the next call makes new ones.
-        seen, (of, made) = (sum(self.seconds), bytes_per_block), self.made
-        if of != seen:
-            made = {
-                "transfer_blocks": histogram("transfer_blocks", self.blocks),
-                "transfer_bytes": histogram("transfer_bytes", self.device_blocks, bytes_per_block),
-                "transfer_seconds": HistogramValue(
-                    SECONDS_BOUNDS, tuple(self.seconds), self.nanoseconds / 1e9
-                ),
-                "transfer_steps": histogram("transfer_steps", self.steps),
-            }
-            self.made = seen, made
-        return made
+    @classmethod
+    def of(cls, way: str, copied: str) -> _Way:
+        """way: the value of the label `direction`. copied: the metric that counts its blocks."""
+        histograms = ("transfer_blocks", "transfer_bytes", "transfer_seconds", "transfer_steps")
+        return cls(
+            PLACES["transfers_planned", way],
+            PLACES["transfers_abandoned", way],
+            {end: PLACES["transfers_ended", way, end] for end in ENDS},
+            PLACES[copied,],
+            *[_Buckets.of(name, way) for name in histograms],
+        )
+
+
+_STORES = _Way.of(OF_STORES, "blocks_stored")
+_LOADS = _Way.of(OF_LOADS, "blocks_loaded")
+_COPIES_OUT = _Way.of(OF_COPIES_OUT, "blocks_copied_out")
+_WAYS = (_STORES, _LOADS, _COPIES_OUT)
 
 
 class _Flight(msgspec.Struct, gc=False):
     """A live transfer: the ledger's record of it, and the step and wall time of its submission."""
 
-    tally: _Tally
+    way: _Way
     record: TransferRecord
     device_blocks: int
     """Blocks of device size that it copies, on the device or at another engine or tier."""
@@ -192,6 +219,8 @@ class _Flight(msgspec.Struct, gc=False):
     step: int = 0
     wall_ns: int = 0
 
+
+_BLOCK_STATES = [state.name for state in BlockState]
 
 _COPIES, _PINS = 1 + STATE_MASK, 2 + STATE_MASK
 """Indices of the sums of the blocks' counters in `StateWords.totals`."""
@@ -208,7 +237,7 @@ def gauges(ledger: Ledger) -> dict[str, Any]:
     loads = sum([transfer.direction is Direction.LOAD for transfer in transfers])
     return {
         "capacity_blocks": ledger.config.host_blocks,
-        "blocks": {state.name: blocks[state] for state in BlockState},
+        "blocks": dict(zip(_BLOCK_STATES, blocks)),
         "resident_blocks": blocks[BlockState.STORED] + blocks[BlockState.LOADING],
         "pinned_blocks": blocks[_PINS],
         "in_flight_blocks": blocks[_COPIES],
@@ -224,6 +253,17 @@ def gauges(ledger: Ledger) -> dict[str, Any]:
     }
 
 
+class _Counts(msgspec.Struct, gc=False):
+    """Counts by place (`metric_places`). Sums of the seconds of transfers are in nanoseconds.
+
+    before: the counts when their growth was last taken.
+    grown: how much each place has grown since.
+    """
+
+    before: list[float]
+    grown: dict[int, float]
+
+
 class Metrics:
     """Counts events that were applied to a ledger.
 
@@ -237,27 +277,12 @@ class Metrics:
         self._pass_on = log.append if log is not None else None
         self._events_in_gaps = 0
         """Events missing from the log, if the counts come from a log (`of`)."""
-        self._events = dict.fromkeys(KINDS, 0)
+        self._counts = _Counts([0] * len(NAMES), defaultdict(int))
+        """Replaced in one assignment, so that other threads see no counter decrease."""
         self._flights: dict[int, _Flight] = {}
         self._waiting: dict[str, tuple[int, int]] = {}
         """Deferred request -> the tick and the wall time at which its wait began."""
-        # Each counter is a plain attribute: a counter in a dict would cost three times as much.
-        self._blocks_matched = self._blocks_evicted = self._keys_recalled = self._key_bytes = 0
-        self._hits = self._misses = self._finished_requests = self._aborted_requests = 0
-        self._on_device = self._on_host = self._nowhere = 0
-        self._slow_hits = {"declined": 0, "loaded": 0}
-        self._loads_voided = self._transfers_flushed = self._blocks_imported = 0
-        self._imports_ended = dict.fromkeys(ENDS, 0)
         self._copies: set[str] = set()  # to another tier; the ledger has them as requests
-        self._hand_overs_ended = {end.value: 0 for end in LeaseEnd}
-        self._hints = {outcome.value: 0 for outcome in ev.HintOutcome}
-        self._skipped_blocks = dict.fromkeys([reason.value for reason in SkipReason], 0)
-        self._rejected_reports = dict.fromkeys([reason.value for reason in RejectReason], 0)
-        self._deferrals_ended = dict.fromkeys((BY_TRANSFER, BY_TIMEOUT, BY_FINISH, BY_PREEMPTION, CUT_OFF), 0)
-        self._deferral_ticks = _numbers()
-        self._deferral_seconds = SecondsHistogram("deferral_seconds")
-        self._allocation_failures, self._allocations = 0, _numbers()
-        self._stores, self._loads, self._copies_out = _Tally(), _Tally(), _Tally()
 
     @classmethod
     def attached_to(cls, offloader: Offloader) -> Metrics:
@@ -302,7 +327,8 @@ class Metrics:
         if self._pass_on is not None:
             self._pass_on(event)
         kind = type(event)
-        self._events[kind] += 1
+        if (place := _EVENTS.get(kind)) is not None:
+            self._counts.grown[place] += 1
         details = _DETAILS.get(kind)
         if details is not None:
             details(self, event)
@@ -312,53 +338,34 @@ class Metrics:
         if self._log is not None:
             self._log.flush()
 
+    def take_growth(self) -> dict[int, float]:
+        """Return how much each counted place (`metric_places`) has grown since the last call.
+
+        It may be 0. Only the thread that counts events may call it.
+        """
+        before, grown = self._counts.before, self._counts.grown
+        grown[_DROPPED] = self.log_health()[0] - before[_DROPPED]
+        sums = before[:]
+        for place, more in grown.items():
+            sums[place] += more
+        self._counts = _Counts(sums, defaultdict(int))
+        for way in _WAYS:
+            place = way.seconds.sum
+            if place in grown:
+                grown[place] = sums[place] / 1e9 - before[place] / 1e9
+        return grown
+
     def values(self) -> dict[str, Any]:
-        """Return name -> value so far, an int or a `HistogramValue`. A metric with labels has a dict instead:
-        value of the first label -> (value of the second ->) number or `HistogramValue`."""
-        seen, config = dict(self._events), self.ledger.config
-        tallies = {OF_STORES: self._stores, OF_LOADS: self._loads, OF_COPIES_OUT: self._copies_out}
-        bytes_per_block = config.block_bytes * config.workers
-        copied = {name: tally.histograms(bytes_per_block) for name, tally in tallies.items()}
-        return {
-            "blocks_stored": copied[OF_STORES]["transfer_blocks"].sum,
-            "blocks_imported": self._blocks_imported,
-            "blocks_loaded": copied[OF_LOADS]["transfer_blocks"].sum,
-            "blocks_copied_out": copied[OF_COPIES_OUT]["transfer_blocks"].sum,
-            "blocks_matched": self._blocks_matched,
-            "blocks_asked": {
-                ON_DEVICE: self._on_device,
-                ON_HOST: self._on_host,
-                NOWHERE: self._nowhere,
-            },
-            "blocks_evicted": self._blocks_evicted,
-            "blocks_skipped": dict(self._skipped_blocks),
-            "allocation_failures": self._allocation_failures,
-            "keys_recalled": self._keys_recalled,
-            "slow_hits": dict(self._slow_hits),
-            "key_bytes": self._key_bytes,
-            "matches": {"hit": self._hits, "miss": self._misses},
-            "requests": {BY_FINISH: self._finished_requests, "aborted": self._aborted_requests},
-            "hand_overs": dict(self._hand_overs_ended),
-            "hints": dict(self._hints),
-            "preemptions": seen[ev.RequestPreempted],
-            "deferrals": seen[ev.RequestDeferred],
-            "deferrals_ended": dict(self._deferrals_ended),
-            "loads_voided": self._loads_voided,
-            "transfers_planned": {name: tally.planned for name, tally in tallies.items()},
-            "transfers_ended": {name: dict(tally.ended) for name, tally in tallies.items()},
-            "imports_ended": dict(self._imports_ended),
-            "transfers_abandoned": {name: tally.abandoned for name, tally in tallies.items()},
-            "transfers_flushed": self._transfers_flushed,
-            "reports_rejected": dict(self._rejected_reports),
-            "resets": seen[ev.CacheReset],
-            "restarts": seen[ev.Restarted],
-            "events": {kind.__name__: seen[kind] for kind in COUNTED_KINDS},
-            "log_events_dropped": self.log_health()[0],
-            "allocation_blocks": histogram("allocation_blocks", self._allocations),
-            "deferral_ticks": histogram("deferral_ticks", self._deferral_ticks),
-            "deferral_seconds": self._deferral_seconds.value(),
-            **{name: {way: copied[way][name] for way in copied} for name in copied[OF_STORES]},
-        }
+        """Return name -> value so far, as `metric_places.values_of` does."""
+        counts = self._counts
+        # Copied in one call, so that no other thread changes it during the copy.
+        sums, grown = counts.before[:], dict(counts.grown)
+        for place, more in grown.items():
+            sums[place] += more
+        for way in _WAYS:
+            sums[way.seconds.sum] /= 1e9
+        sums[_DROPPED] = self.log_health()[0]
+        return values_of(sums)
 
     def gauges(self) -> dict[str, Any]:
         """Return name -> current value: `gauges` of the ledger, and the state of the log."""
@@ -377,6 +384,7 @@ class Metrics:
             self._copies.add(event.request)
 
     def _preempted(self, event: ev.RequestPreempted) -> None:
+        self._counts.grown[_PREEMPTED] += 1
         if self._waiting:
             self._end_waits(BY_PREEMPTION, event)
 
@@ -384,38 +392,36 @@ class Metrics:
         if event.request in self._copies:
             self._copies.remove(event.request)
             return
-        if event.aborted:
-            self._aborted_requests += 1
-        else:
-            self._finished_requests += 1
-        if event.hand_over in self._hand_overs_ended:
-            self._hand_overs_ended[event.hand_over] += 1
+        self._counts.grown[_ABORTED if event.aborted else _FINISHED] += 1
+        if event.hand_over in _HAND_OVERS:
+            self._counts.grown[_HAND_OVERS[event.hand_over]] += 1
         if self._waiting:
             self._end_waits(BY_FINISH, event)
 
     def _matched(self, event: ev.HitMatched) -> None:
         if event.missed is not None:
-            self._key_bytes += len(event.missed)
+            self._counts.grown[_KEY_BYTES] += len(event.missed)
 
     def _hint_answered(self, event: ev.HintAnswered) -> None:
-        self._hints[event.outcome.value] += 1
+        self._counts.grown[_HINTS[event.outcome.value]] += 1
 
     def _admitted(self, event: ev.RequestAdmitted) -> None:
+        grown = self._counts.grown
         if event.missed is not None:
-            self._key_bytes += len(event.missed)
+            grown[_KEY_BYTES] += len(event.missed)
         if event.resumed:
             return
         on_device, on_host = event.on_device or 0, event.on_host or 0
         slots = len(self.ledger.requests[event.request].pins) if event.on_host != 0 else 0
-        self._blocks_matched += slots
-        self._hits += slots > 0
-        self._misses += slots == 0
+        grown[_MATCHED] += slots
+        grown[_HIT if slots else _MISS] += 1
         if event.asked is not None:
-            self._on_device += on_device
-            self._on_host += on_host
-            self._nowhere += max(0, event.asked - on_device - on_host)
+            grown[_FOUND_ON_DEVICE] += on_device
+            grown[_FOUND_ON_HOST] += on_host
+            grown[_FOUND_NOWHERE] += max(0, event.asked - on_device - on_host)
 
     def _deferred(self, event: ev.RequestDeferred) -> None:
+        self._counts.grown[_DEFERRED] += 1
         self._waiting[event.request] = self.ledger.tick, event.wall_ns
 
     def _ticked(self, event: ev.Ticked) -> None:
@@ -428,52 +434,53 @@ class Metrics:
         for request in [name for name in self._waiting if name not in deferred]:
             tick, wall_ns = self._waiting.pop(request)
             ticks = self.ledger.tick - tick
-            self._deferrals_ended[how] += 1
-            self._deferral_ticks[ticks] += 1
+            self._counts.grown[_WAITS_ENDED[how]] += 1
+            _TICKS_WAITED.observe(self._counts.grown, ticks)
             # The wall clock may have been set back meanwhile.
-            self._deferral_seconds.observe(max(0, event.wall_ns - wall_ns) / 1e9)
+            _SECONDS_WAITED.observe(self._counts.grown, max(0, event.wall_ns - wall_ns) / 1e9)
 
     def _slow_hit(self, event: ev.SlowHitFound) -> None:
-        self._slow_hits["declined" if event.declined else "loaded"] += 1
+        self._counts.grown[_DECLINED if event.declined else _LOADED] += 1
 
     # Keys and blocks.
 
     def _recalled(self, event: ev.KeysRecalled) -> None:
-        self._keys_recalled += len(event.keys)
-        self._key_bytes += len(b"".join(event.keys))
+        self._counts.grown[_RECALLED] += len(event.keys)
+        self._counts.grown[_KEY_BYTES] += len(b"".join(event.keys))
 
     def _offers_counted(self, event: ev.OffersCounted) -> None:
-        self._key_bytes += len(b"".join(event.keys))
+        self._counts.grown[_KEY_BYTES] += len(b"".join(event.keys))
 
     def _evicted(self, event: ev.BlocksEvicted) -> None:
         slots = event.slots
-        self._blocks_evicted += len(slots) if type(slots) is tuple else count(slots)
+        self._counts.grown[_EVICTED] += len(slots) if type(slots) is tuple else count(slots)
 
     def _skipped(self, event: ev.StoreSkipped) -> None:
-        self._skipped_blocks[event.reason] += len(event.keys)
+        self._counts.grown[_SKIPPED[event.reason]] += len(event.keys)
         if event.reason is SkipReason.POOL_FULL:
-            self._allocation_failures += max(1, len(event.owners))
-        self._key_bytes += len(b"".join(event.keys))
+            self._counts.grown[_NO_ROOM] += max(1, len(event.owners))
+        self._counts.grown[_KEY_BYTES] += len(b"".join(event.keys))
 
     # Transfers.
 
     def _store_planned(self, event: ev.StorePlanned) -> None:
-        self._key_bytes += len(b"".join(event.keys))
-        self._stores.planned += 1
+        grown = self._counts.grown
+        grown[_KEY_BYTES] += len(b"".join(event.keys))
+        grown[_STORES.planned] += 1
         record = self.ledger.transfers[event.seq]
         blocks = len(record.slots) * self.ledger.config.blocks_per_chunk
-        self._flights[event.seq] = _Flight(self._stores, record, blocks, bool(event.source))
+        self._flights[event.seq] = _Flight(_STORES, record, blocks, bool(event.source))
         if not event.source:
-            self._allocations[len(record.slots)] += 1
+            _ALLOCATED.observe(grown, len(record.slots))
 
     def _load_planned(self, event: ev.LoadPlanned) -> None:
         if event.voided:
-            self._loads_voided += 1
+            self._counts.grown[_VOIDED] += 1
         else:
-            tally = self._copies_out if event.target else self._loads
-            tally.planned += 1
+            way = _COPIES_OUT if event.target else _LOADS
+            self._counts.grown[way.planned] += 1
             record = self.ledger.transfers[event.seq]
-            self._flights[event.seq] = _Flight(tally, record, len(record.device_blocks))
+            self._flights[event.seq] = _Flight(way, record, len(record.device_blocks))
 
     def _submitted(self, event: ev.TransfersSubmitted) -> None:
         for id in event.transfers:
@@ -490,58 +497,60 @@ class Metrics:
         if flight is not None:
             state = flight.record.word & STATE_MASK
             if state == COMPLETED:
-                _complete(flight, event)
+                self._complete(flight, event)
             self._count_end(flight, _outcome(flight))
         if self._waiting:
             self._end_waits(BY_TRANSFER, event)
 
     def _reset(self, event: ev.CacheReset) -> None:
+        self._counts.grown[_RESETS] += 1
         for id, flight in list(self._flights.items()):
             if id not in self.ledger.transfers:
                 del self._flights[id]
                 self._count_end(flight, _outcome(flight))
             elif flight.record.epoch == event.epoch - 1:
-                flight.tally.abandoned += 1
+                self._counts.grown[flight.way.abandoned] += 1
         if self._waiting:
             self._end_waits(BY_TRANSFER, event)
 
     def _restarted(self, _event: ev.Restarted) -> None:
         """Count all transfers and waits of the last process as cut off."""
+        self._counts.grown[_RESTARTS] += 1
         for flight in self._flights.values():
             self._count_end(flight, CUT_OFF)
         self._flights.clear()
         self._copies.clear()
-        self._deferrals_ended[CUT_OFF] += len(self._waiting)
+        self._counts.grown[_WAITS_ENDED[CUT_OFF]] += len(self._waiting)
         self._waiting.clear()
 
     def _count_end(self, flight: _Flight, outcome: str) -> None:
-        flight.tally.ended[outcome] += 1
+        self._counts.grown[flight.way.ended[outcome]] += 1
         if flight.imported:
-            self._imports_ended[outcome] += 1
+            self._counts.grown[_IMPORTS_ENDED[outcome]] += 1
             if outcome == OUTCOMES[COMPLETED]:
-                self._blocks_imported += len(flight.record.slots)
+                self._counts.grown[_IMPORTED] += len(flight.record.slots)
+
+    def _complete(self, flight: _Flight, event: OffloadingEvent) -> None:
+        grown, way, config = self._counts.grown, flight.way, self.ledger.config
+        blocks = len(flight.record.slots)
+        grown[way.copied] += blocks
+        way.blocks.observe(grown, blocks)
+        way.bytes.observe(grown, flight.device_blocks * config.block_bytes * config.workers)
+        way.steps.observe(grown, event.step - flight.step)
+        # The wall clock may have been set back between submission and end.
+        nanoseconds = max(0, event.wall_ns - flight.wall_ns)
+        grown[way.seconds.first + bisect_left(SECONDS_BOUNDS, nanoseconds / 1e9)] += 1
+        grown[way.seconds.sum] += nanoseconds
 
     def _flushed(self, event: ev.FlushRequested) -> None:
-        self._transfers_flushed += len(event.transfers)
+        self._counts.grown[_FLUSHED] += len(event.transfers)
 
     def _rejected(self, event: ev.ReportRejected) -> None:
-        self._rejected_reports[event.reason] += 1
+        self._counts.grown[_REJECTED[event.reason]] += 1
 
 
 def _outcome(flight: _Flight) -> str:
     return OUTCOMES[flight.record.word & STATE_MASK]
-
-
-def _complete(flight: _Flight, event: OffloadingEvent) -> None:
-    tally = flight.tally
-    tally.blocks[len(flight.record.slots)] += 1
-    tally.device_blocks[flight.device_blocks] += 1
-    tally.steps[event.step - flight.step] += 1
-    nanoseconds = event.wall_ns - flight.wall_ns
-    # The wall clock may have been set back between submission and end.
-    if nanoseconds > 0:
-        tally.nanoseconds += nanoseconds
-    tally.seconds[bisect_left(SECONDS_BOUNDS, nanoseconds / 1e9)] += 1
 
 
 _DETAILS: dict[type[OffloadingEvent], Callable[[Metrics, Any], None]] = {

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any
 
+from kvsm.explain.metric_places import HistogramValue
 from kvsm.explain.metric_table import METRICS, Metric
-from kvsm.explain.metrics import HistogramValue, Metrics
+from kvsm.explain.metrics import Metrics
 
 try:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily

@@ -28,26 +28,25 @@ from typing import Any
 from prometheus_client import REGISTRY
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
+from kvsm.explain.metric_places import NAMES, SUM, HistogramValue, Series
 from kvsm.explain.metric_table import EXPORTED, FACTS, Metric
-from kvsm.explain.metrics import HistogramValue, Metrics, spread
+from kvsm.explain.metrics import Metrics, SecondsHistogram, spread
 from kvsm.explain.vllm_metric_names import NAMES_IN_VLLM, SHARED, USAGES, SharedMetric, Usage
 from kvsm.system.steady_clock import SteadyClock
 
 ADDED = frozenset(name for name, metric in EXPORTED.items() if metric.kind != "gauge")
 """The metrics whose numbers are growth. The others are current values."""
 
-SUM = "sum"
-"""Used instead of the index of a bucket for the sum of a histogram."""
-
-Series = tuple[str, ...]
-"""(name, *values of its labels)."""
+_COUNTS = [(name, ",".join(labels)) for name, *labels in NAMES]
+"""For each place of `metric_places`: (metric, its label values, joined with commas)."""
 
 
 class KvsmStats(KVConnectorStats):
     """Statistics of a connector, as plain data that crosses processes.
 
     data: metric -> label values, joined with commas -> number; for a gauge, host pool -> number. A histogram
-        has one more label: the index of a bucket, or `sum`.
+        has one more label: the index of a bucket, or `sum`. Several statistics may share the dict of a gauge,
+        so it is replaced, and never changed.
     """
 
     data: dict[str, dict[str, Any]]
@@ -58,19 +57,17 @@ class KvsmStats(KVConnectorStats):
         for labels, more in grown.items():
             series[labels] = series.get(labels, 0) + more
 
-    def gauge(self, name: str, labels: str, pool: str, value: float) -> None:
-        """Set a gauge of this host pool. labels: its label values, joined with commas."""
-        self.data.setdefault(name, {}).setdefault(labels, {})[pool] = value
-
     def aggregate(self, other: KVConnectorStats) -> KvsmStats:
         """Add the statistics of another process or step."""
         for name, series in other.data.items():
             if name in ADDED:
                 self.grow(name, series)
-                continue
-            for labels, value in series.items():
-                for pool, of_pool in value.items():
-                    self.gauge(name, labels, pool, of_pool)
+            elif name in self.data:
+                before = self.data[name]
+                newer = {labels: before.get(labels, {}) | value for labels, value in series.items()}
+                self.data[name] = before | newer
+            else:
+                self.data[name] = series
         return self
 
     def reset(self) -> None:
@@ -152,6 +149,7 @@ class StatsSource:
     beside: returns the values of metrics that do not follow from the events.
     busy: whether more steps are certain to follow. Then statistics are made once in `STATS_INTERVAL_S`.
     clock: returns monotonic time (s); public, so that a test can replace it.
+    lookups: the durations of lookups, which the scheduler's side counts here.
     """
 
     def __init__(
@@ -162,49 +160,81 @@ class StatsSource:
         busy: Callable[[], bool] = lambda: False,
     ) -> None:
         self._facts, self._beside, self._busy = facts, beside, busy
+        self.lookups = SecondsHistogram("lookup_seconds")
         self.clock: Callable[[], float] = SteadyClock()
         self._due_at = 0.0
         self._pool = str(next(_POOLS))
         self._metrics, self._ledger = metrics, metrics.ledger
-        self._growth = Growth()
         self._sent_at = -1, (0, 0)
+        self._growth = Growth()
+        self._values: dict[str, Any] = {}
+        self._gauges: dict[str, dict[str, dict[str, float]]] = {}
+        """Gauge -> its value when it was sent, and what was sent for it."""
 
     def take(self) -> KvsmStats | None:
-        """Return what has changed since the last statistics.
+        """Return what has changed since the last statistics, and all gauges.
 
         None if there was no event and the health of the log is the same; and None while the engine is busy
         and `STATS_INTERVAL_S` is not over. An idle engine may take no further step, so its changes are
         returned at once.
         """
-        if self.clock() < self._due_at and self._busy():
+        clock_s = self.clock()
+        if clock_s < self._due_at and self._busy():
             return None
         now = self._ledger.seq, self._metrics.log_health()
         if now == self._sent_at:
             return None
-        self._sent_at, self._due_at = now, self.clock() + STATS_INTERVAL_S
+        self._sent_at, self._due_at = now, clock_s + STATS_INTERVAL_S
         stats = KvsmStats()
         if self._facts is not None:
             # Not one value for each host pool: pools with the same facts share this value, which is 1.
-            stats.gauge("config_info", ",".join(str(self._facts[name]) for name in FACTS), "", 1)
+            stats.data["config_info"] = {",".join(str(self._facts[name]) for name in FACTS): {"": 1}}
             self._facts = None
-        values = {**self._metrics.values(), **self._metrics.gauges(), **self._beside()}
-        self._growth.add(stats, values)
-        for name, labels, joined in _GAUGES:
-            if name in values:
-                value = values[name]
-                for label in labels:
-                    value = value[label]
-                stats.gauge(name, joined, self._pool, value)
+        beside = {**self._beside()}
+        self._add_counts(stats.data)
+        if grown := self.lookups.take_growth():
+            stats.data["lookup_seconds"] = grown
+        self._growth.add(stats, beside)
+        self._add_gauges(stats.data, {**self._metrics.gauges(), **beside})
         return stats
 
+    def _add_counts(self, data: dict[str, dict[str, Any]]) -> None:
+        """Add the growth of what the events count."""
+        grown = self._metrics.take_growth()
+        for place in sorted(grown):
+            if more := grown[place]:
+                name, labels = _COUNTS[place]
+                series = data.get(name)
+                if series is None:
+                    series = data[name] = {}
+                series[labels] = more
 
-_GAUGES = [
-    (name, tuple(labels), ",".join(labels))
+    def _add_gauges(self, data: dict[str, dict[str, Any]], values: dict[str, Any]) -> None:
+        """Add all gauges. Those that have not changed are the ones that were sent before."""
+        before, gauges = self._values, self._gauges
+        self._values = values
+        for name, value in values.items():
+            if value != before.get(name) and name in _GAUGES:
+                gauges[name] = self._gauge(name, value)
+        data.update(gauges)
+
+    def _gauge(self, name: str, value: Any) -> dict[str, dict[str, float]]:
+        """Return what to send of a gauge of this host pool."""
+        series = {}
+        for labels, joined in _GAUGES[name]:
+            number = value
+            for label in labels:
+                number = number[label]
+            series[joined] = {self._pool: number}
+        return series
+
+
+_GAUGES = {
+    name: [(labels, ",".join(labels)) for _, *labels in metric.series()]
     for name, metric in EXPORTED.items()
-    if name not in ADDED
-    for _, *labels in metric.series()
-]
-"""Each number of each gauge: (metric, its label values, the same values joined with commas)."""
+    if name not in ADDED and name != "config_info"
+}
+"""Gauge -> its series: (label values, the same values joined with commas)."""
 
 
 def histograms(name: str, series: Mapping[str, float]) -> Iterator[tuple[Series, float, int]]:

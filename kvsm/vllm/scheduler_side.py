@@ -38,7 +38,6 @@ from kvsm.core.scheduler import (
 from kvsm.core.scheduler.session_leases import SessionLeases
 from kvsm.core.scheduler.tracked import TrackedRequest
 from kvsm.events import Direction, OffloadConfig
-from kvsm.explain.metrics import SecondsHistogram
 from kvsm.ids import listed
 from kvsm.tiers import DEFER_TICKS, host_config
 from kvsm.vllm.connector_stats import KvsmStats, StatsSource
@@ -111,7 +110,6 @@ class SchedulerSide:
         self._outgoing, self._incoming, self._service = parts.outgoing, parts.incoming, parts.service
         self._lacks_hand_overs = parts.serves_without
         self._leases = SessionLeases(self._core.offloader, scheduler_config, options.agent_hint_share)
-        self._lookups = SecondsHistogram("lookup_seconds")
         self._imports: list[ImportJob] = []
         """Copies from other engines' host pools that leave with the next step."""
         self._stats = StatsSource(
@@ -176,7 +174,7 @@ class SchedulerSide:
                 return None, False
         began = perf_counter()
         answer = self._scheduler.get_num_new_matched_tokens(request, num_computed_tokens)
-        self._lookups.observe(perf_counter() - began)
+        self._stats.lookups.observe(perf_counter() - began)
         return (0, False) if answer[0] and name in self._recomputing else answer
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
@@ -254,10 +252,10 @@ class SchedulerSide:
         return plan
 
     def _counts_beside_events(self) -> Mapping[str, Any]:
-        """Return the values of metrics that no event shows: `metric_table.SERVES_WITHOUT`, `LOOKUPS` and
-        `LEASES`, and `HAND_OVERS` and `DISK` if this engine has hand-overs and a disk tier."""
+        """Return the values of metrics that no event shows: `metric_table.SERVES_WITHOUT` and `LEASES`, and
+        `HAND_OVERS` and `DISK` if this engine has hand-overs and a disk tier."""
         without = {"disk": int(self._unused_place is not None), "hand_over": int(self._lacks_hand_overs)}
-        counts: dict[str, Any] = {"serves_without": without, "lookup_seconds": self._lookups.value()}
+        counts: dict[str, Any] = {"serves_without": without}
         if self._disk is not None:
             counts.update(self._disk.counts())
         if self._incoming is not None:

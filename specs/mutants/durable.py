@@ -72,8 +72,8 @@ DURABLE = (
         edits=(
             Edit(
                 "kvsm.explain.metrics:Metrics._evicted",
-                "self._blocks_evicted += len(slots) if type(slots) is tuple else count(slots)",
-                "self._blocks_evicted += 1",
+                "self._counts[_EVICTED] += len(slots) if type(slots) is tuple else count(slots)",
+                "self._counts[_EVICTED] += 1",
             ),
         ),
     ),

@@ -29,8 +29,9 @@ from kvsm.core.ledger.snapshot import restore, snapshot
 from kvsm.core.log import MemoryLog, WholeState
 from kvsm.errors import LogWriteFailed
 from kvsm.events import OffloadConfig, OffloadingEvent, RejectReason, Restarted, SkipReason
+from kvsm.explain.metric_places import NAMES, PLACES, HistogramValue, values_of
 from kvsm.explain.metric_table import EXPORTED, METRICS, Metric
-from kvsm.explain.metrics import HistogramValue, Metrics, gauges, spread
+from kvsm.explain.metrics import Metrics, gauges, spread
 from kvsm.explain.vllm_metric_names import SHARED, USAGES
 
 PAGE = ROOT / "docs" / "metrics.md"
@@ -106,6 +107,36 @@ def test_log_on_disk_gives_the_same(tmp_path: Path) -> None:
         core.fail_load(load(core, "q", keys(2), 8))
         core.reset()
     assert Metrics.of(LogReader(tmp_path / "log")).values() == metrics.values()
+
+
+def test_every_counted_number_has_a_place_of_its_own() -> None:
+    """A place that two series share would count both."""
+    places = [*range(len(NAMES))]
+
+    def numbers(value: Any) -> list[float]:
+        if isinstance(value, HistogramValue):
+            return [*value.counts, value.sum]
+        return (
+            [one for inner in value.values() for one in numbers(inner)]
+            if isinstance(value, dict)
+            else [value]
+        )
+
+    assert sorted(numbers(values_of(places))) == places
+    assert len(set(NAMES)) == len(NAMES)
+
+
+def test_taking_the_growth_leaves_the_values() -> None:
+    """The exporter of Prometheus reads values beside the statistics that vLLM asks for."""
+    core, metrics = metered()
+    store(core, "r", keys(3))
+    before, place = metrics.values(), PLACES["blocks_stored",]
+    assert metrics.take_growth()[place] == 3
+    assert metrics.values() == before
+    assert not any(metrics.take_growth().values())
+    store(core, "q", keys(2, "other"), 8)
+    assert metrics.take_growth()[place] == 2
+    assert metrics.values()["blocks_stored"] == 5
 
 
 def test_every_metric_has_a_value_for_every_label() -> None:

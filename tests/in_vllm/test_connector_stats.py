@@ -16,12 +16,14 @@ from typing import Any
 
 from core_life import begin_store, keys, load
 from prometheus_client import Counter, Gauge, Histogram
+from random_acts import live
 
+from kvsm.check.worlds.small_engine import SmallEngine
 from kvsm.core.offloader import Offloader
 from kvsm.events import OffloadConfig
 from kvsm.explain.metric_table import FACTS
 from kvsm.explain.metrics import Metrics
-from kvsm.vllm.connector_stats import STATS_INTERVAL_S, KvsmPromMetrics, KvsmStats, StatsSource
+from kvsm.vllm.connector_stats import ADDED, STATS_INTERVAL_S, Growth, KvsmPromMetrics, KvsmStats, StatsSource
 
 
 class Source:
@@ -108,6 +110,44 @@ def test_all_statistics_together_are_the_metrics(seed: int) -> None:
     ended = {end: count for end, count in one.metrics.values()["requests"].items() if count}
     assert total.data["requests"] == ended
     assert sum(ended.values()) == 100
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_growth_adds_up_to_every_counter_and_histogram(seed: int) -> None:
+    """No number is left out or sent twice, whatever happens and however often vLLM asks."""
+    drawn = Random(seed)
+    engine = SmallEngine(device_blocks=40, host_blocks=6, core={"defer_ticks": 2, "block_bytes": 8})
+    metrics, total = Metrics.attached_to(engine.core), KvsmStats()
+    source = StatsSource(metrics)
+    for _ in range(200):
+        live(engine, drawn.randrange(1 << 16))
+        if drawn.random() < 0.3 and (taken := source.take()) is not None:
+            total.aggregate(taken)
+    if (taken := source.take()) is not None:
+        total.aggregate(taken)
+    expected = KvsmStats()
+    Growth().add(expected, metrics.values())
+    for name in total.data.keys() | expected.data.keys():
+        if name in ADDED:
+            assert total.data[name] == pytest.approx(expected.data[name]), name
+
+
+def test_statistics_that_were_added_up_leave_the_later_ones_alone() -> None:
+    """The same dicts of gauges are sent again while their values do not change."""
+    one, other = Source(), Source()
+    one.core.arrive("r")
+    other.core.arrive("r")
+    total = one.source.take()
+    of_other = other.source.take()
+    assert total is not None
+    assert of_other is not None
+    pools = total.data["capacity_blocks"][""].keys() | of_other.data["capacity_blocks"][""].keys()
+    total.aggregate(of_other)
+    assert total.data["capacity_blocks"][""] == dict.fromkeys(pools, 8)
+    one.core.finish("r")
+    later = one.source.take()
+    assert later is not None
+    assert len(later.data["capacity_blocks"][""]) == 1
 
 
 # Histograms.

@@ -23,7 +23,7 @@ from kvsm.core.offloader import Offloader
 from kvsm.core.scheduler import GroupKind, KVCacheGroup
 from kvsm.events import OffloadConfig, SkipReason
 from kvsm.explain.metric_table import EXPORTED, FACTS, VLLM_FACTS
-from kvsm.explain.metrics import Metrics, SecondsHistogram, histogram
+from kvsm.explain.metrics import Metrics, histogram
 from kvsm.explain.vllm_metric_names import NAMES_IN_VLLM, SHARED
 from kvsm.vllm.connector_stats import Growth, KvsmPromMetrics, KvsmStats, StatsSource
 from kvsm.vllm.scheduler_side import tokens_on_host
@@ -133,14 +133,13 @@ def test_the_scheduler_s_values_add_up_with_kvsms_own() -> None:
     now = 0
     core = Offloader(OffloadConfig(host_blocks=4, device_blocks=32), clock_ns=lambda: now)
     metrics, exporter = Metrics.attached_to(core), kvsm_exporter()
-    lookups = SecondsHistogram("lookup_seconds")
-    source = StatsSource(metrics, dict.fromkeys(FACTS, "7"), lambda: {"lookup_seconds": lookups.value()})
+    source = StatsSource(metrics, dict.fromkeys(FACTS, "7"))
     core.skip((("a", 3),), keys(3, "rare"), SkipReason.BELOW_THRESHOLD)
     transfer = begin_store(core, "a", keys(3))
     core.arrive("b")
     core.defer("b", transfer)
     now += 20_000_000
-    lookups.observe(0.002)
+    source.lookups.observe(0.002)
     taken = source.take()
     assert taken is not None
     exporter.observe(taken.data)
@@ -161,14 +160,15 @@ def test_the_scheduler_s_values_add_up_with_kvsms_own() -> None:
     assert sample("vllm:kv_offload_allocation_failure_total") == values["allocation_failures"] == 1
     assert sample("vllm:kv_offload_stores_skipped_total") == 7
     assert values["blocks_skipped"]["offered too seldom"] == 7
-    for name, own, total in (
-        ("lookup_async_delay_seconds", values["deferral_seconds"], 0.02),
-        ("cpu_allocation_size", values["allocation_blocks"], 5),
-        ("lookup_sync_delay_seconds", lookups.value(), 0.002),
+    assert values["deferral_seconds"].sum == pytest.approx(0.02)
+    assert values["allocation_blocks"].sum == 5
+    for name, times, total in (
+        ("lookup_async_delay_seconds", values["deferral_seconds"].count, 0.02),
+        ("cpu_allocation_size", values["allocation_blocks"].count, 5),
+        ("lookup_sync_delay_seconds", 1, 0.002),
     ):
-        assert own.sum == pytest.approx(total), name
         assert sample(f"vllm:kv_offload_{name}_sum") == pytest.approx(total), name
-        assert sample(f"vllm:kv_offload_{name}_count") == own.count, name
+        assert sample(f"vllm:kv_offload_{name}_count") == times, name
 
 
 @pytest.mark.parametrize("chunk", [1, 3])

@@ -49,7 +49,8 @@ from kvsm.core.offloader import Offloader
 from kvsm.core.scheduler import StepResults
 from kvsm.errors import PropertyBroken
 from kvsm.events import Direction, OffloadConfig
-from kvsm.explain.metrics import HistogramValue, Metrics
+from kvsm.explain.metric_places import HistogramValue
+from kvsm.explain.metrics import Metrics
 from kvsm.properties import Property
 from kvsm.tiers.disk.health import LONGEST_PAUSE_S, HealthWatch
 from kvsm.tiers.hand_over.leases import LeaseEnd, LeaseTable

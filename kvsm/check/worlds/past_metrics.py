@@ -17,6 +17,7 @@ from kvsm.check.worlds.past_blocks import answers_of
 from kvsm.check.worlds.past_log import PastLog
 from kvsm.check.worlds.past_transfers import COMPLETED, PastTransfer, PastWait
 from kvsm.errors import PropertyBroken
+from kvsm.explain.metric_places import HistogramValue
 from kvsm.explain.metric_table import (
     BY_FINISH,
     BY_PREEMPTION,
@@ -28,7 +29,7 @@ from kvsm.explain.metric_table import (
     OF_LOADS,
     OF_STORES,
 )
-from kvsm.explain.metrics import HistogramValue, Metrics
+from kvsm.explain.metrics import Metrics
 from kvsm.ids import to_list
 from kvsm.properties import Property
 

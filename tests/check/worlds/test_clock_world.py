@@ -14,7 +14,7 @@ from kvsm.check.worlds.serving_world import RequestSpec, ServingOptions
 from kvsm.check.worlds.world import Action
 from kvsm.core.log.syncing import Syncing
 from kvsm.errors import PropertyBroken
-from kvsm.explain.metrics import SecondsHistogram
+from kvsm.explain import metrics
 from kvsm.explain.tables.open_rows import RequestInProgress
 from kvsm.properties import Property
 from kvsm.tiers.disk.health import HealthWatch
@@ -106,10 +106,10 @@ def test_a_negative_duration_in_the_tables(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_counter_that_decreases(monkeypatch: pytest.MonkeyPatch) -> None:
-    def observe(histogram: SecondsHistogram, _: float) -> None:
-        histogram._sum -= 1
+    def observe(buckets: metrics._Buckets, grown: dict[int, float], _: float) -> None:
+        grown[buckets.sum] -= buckets is metrics._SECONDS_WAITED
 
-    monkeypatch.setattr(SecondsHistogram, "observe", observe)
+    monkeypatch.setattr(metrics._Buckets, "observe", observe)
     assert "the counter deferral_seconds sum decreases" in found(*WAITING)
 
 

@@ -16,8 +16,9 @@ from kvsm.check.worlds.metric_oracles import BY_ENGINE, ORACLES, UNJUDGED
 from kvsm.check.worlds.past_metrics import PAST_ORACLES, agrees
 from kvsm.check.worlds.world import World
 from kvsm.explain import metrics
+from kvsm.explain.metric_places import HistogramValue
 from kvsm.explain.metric_table import EXPORTED
-from kvsm.explain.metrics import HistogramValue, Metrics
+from kvsm.explain.metrics import Metrics
 from kvsm.properties import Property
 
 
@@ -66,7 +67,7 @@ def test_a_metric_that_counts_one_too_many_is_seen(name: str, monkeypatch: pytes
         (Metrics._restarted, "self._count_end(flight, CUT_OFF)", "pass"),
         (Metrics._store_planned, "* self.ledger.config.blocks_per_chunk", "* 1"),
         (Metrics._submitted, "event.step, event.wall_ns", "0, event.wall_ns"),
-        (metrics._complete, "event.wall_ns - flight.wall_ns", "event.wall_ns"),
+        (Metrics._complete, "event.wall_ns - flight.wall_ns", "event.wall_ns"),
         (metrics.gauges, "blocks[BlockState.FREE] + blocks[BlockState.EVICTED]", "blocks[BlockState.FREE]"),
     ],
 )
