@@ -109,7 +109,8 @@ MARK = Struct("<QI")
 MARK_OFFSET = PREAMBLE.size
 PREAMBLE_BYTES = MARK_OFFSET + MARK.size
 HEADER = Struct("<IIHHQQII")
-_HEADER_COVERED = HEADER.size - 4
+_COVERED = Struct("<IIHHQQI")
+"""A frame header without its own CRC."""
 _CLAIMS, _CLAIMS_OFFSET = Struct("<QQ"), 12
 """The fields first event and `synced` of a frame header."""
 
@@ -324,7 +325,9 @@ class FrameEncoder:
                 content, flags = packed, COMPRESSED | FRESH * is_fresh
             else:
                 self._stream.restart()
-        return b"".join(self._framed([content], flags, len(events), events[0].seq, synced))
+        payload_crc = crc32(END, crc32(content))
+        header = self._header(len(content) + len(END), flags, len(events), events[0].seq, synced, payload_crc)
+        return b"".join((header, content, END))
 
     def keep(self) -> None:
         """Note that the last frame returned by `events` will be written. Call this once for a frame."""
@@ -358,15 +361,15 @@ class FrameEncoder:
             compressed = _compressed(self._compressor, payload)
             if _size_of(compressed) < _size_of(payload) <= content_limit(_size_of(compressed)):
                 payload, flags = compressed, flags | COMPRESSED
-        return self._framed(payload, flags, count, first, synced)
-
-    def _framed(self, payload: list[bytes], flags: int, count: int, first: int, synced: int) -> list[bytes]:
-        """Return a frame in pieces: header, payload as given, and `END`."""
-        length = _size_of(payload) + len(END)
-        _check_length(length, first)
         payload_crc = crc32(END, reduce(lambda crc, piece: crc32(piece, crc), payload, 0))
-        header = HEADER.pack(self._run_mark, length, flags, count, first, synced, payload_crc, 0)
-        return [_with_crc(header), *payload, END]
+        header = self._header(_size_of(payload) + len(END), flags, count, first, synced, payload_crc)
+        return [header, *payload, END]
+
+    def _header(
+        self, length: int, flags: int, count: int, first: int, synced: int, payload_crc: int
+    ) -> bytes:
+        _check_length(length, first)
+        return _with_crc(_COVERED.pack(self._run_mark, length, flags, count, first, synced, payload_crc))
 
 
 def _compressed(compressor: zstandard.ZstdCompressor, payload: Sequence[bytes]) -> list[bytes]:
@@ -383,8 +386,7 @@ def _check_length(length: int, first: int) -> None:
         raise LogError(f"events from {first} on take {length} bytes; one frame holds at most 4 GiB")
 
 
-def _with_crc(header: bytes) -> bytes:
-    covered = header[:_HEADER_COVERED]
+def _with_crc(covered: bytes) -> bytes:
     return covered + crc32(covered).to_bytes(4, "little")
 
 
@@ -399,8 +401,8 @@ def copied(frames: bytes) -> bytes:
         end = begin + HEADER.size + length
         if end > len(copy):
             break
-        header = HEADER.pack(mark, length, flags, count, first, 0, payload_crc, 0)
-        copy[begin : begin + HEADER.size] = _with_crc(header)
+        header = _with_crc(_COVERED.pack(mark, length, flags, count, first, 0, payload_crc))
+        copy[begin : begin + HEADER.size] = header
         begin = end
     return bytes(copy[:begin])
 
@@ -487,7 +489,7 @@ class FrameReader:
                 offset, seq, header, HEADER.size, "the segment ends inside a frame header"
             )
         mark, length, flags, count, first, _, payload_crc, header_crc = HEADER.unpack(header)
-        if crc32(header[:_HEADER_COVERED]) != header_crc:
+        if crc32(header[: _COVERED.size]) != header_crc:
             reason = "a frame header does not match its checksum"
             return self._unreadable(offset, seq, header, HEADER.size, reason)
         end = offset + HEADER.size + length
@@ -538,7 +540,7 @@ class FrameReader:
                 # The disk may show a block of an older segment here. Its events are older than `seq`.
                 if first >= seq and offset < synced <= start + at:
                     header = data[at : at + HEADER.size]
-                    if crc32(header[:_HEADER_COVERED]) == int.from_bytes(header[_HEADER_COVERED:], "little"):
+                    if crc32(header[: _COVERED.size]) == int.from_bytes(header[_COVERED.size :], "little"):
                         return True
                 at = data.find(pattern, at + 1)
         return False

@@ -161,14 +161,16 @@ class MinuteCounter:
         """Count these events, which follow the ones before."""
         was_whole = self.is_whole and events[0].seq == self.minutes.last + 1
         self.is_whole, last_ns = False, self._last_ns
+        part, until_ns, method_of = self._part, self._until_ns, _COUNTED.get
         for event in events:
             now_ns = event.wall_ns
-            if now_ns < last_ns or now_ns >= self._until_ns:
+            if not last_ns <= now_ns < until_ns:
                 self._turn(last_ns, now_ns)
+                part, until_ns = self._part, self._until_ns
             last_ns = now_ns
-            self._part.events += 1
-            if (counted := _COUNTED.get(type(event))) is not None:
-                counted(self, event)
+            part.events += 1
+            if (method := method_of(type(event))) is not None:
+                method(self, event)
         self._last_ns, self.minutes.ended_ns, self.minutes.last = last_ns, last_ns, events[-1].seq
         self.is_whole = was_whole
 

@@ -47,8 +47,10 @@ class Retention:
 
     def oldest(self) -> int:
         """Return the first event of the oldest segment that is still there."""
-        newest = self.segments[-1].first
-        return next((segment.first for segment in self.segments if not segment.deleted), newest)
+        for segment in self.segments:
+            if not segment.deleted:
+                return segment.first
+        return self.segments[-1].first
 
     def add(self, segment: SegmentFile) -> None:
         """Add the newest segment; all segments before it are complete. Idempotent."""

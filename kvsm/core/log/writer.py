@@ -108,7 +108,8 @@ class _FrameMaker:
             events = place.events[:FRAME_EVENTS]
             count = len(events)
             data = self._encoder.events(events, place.segment.synced.offset)
-            self.most_events = min(FRAME_EVENTS, max(FRAME_BYTES * count // len(data), 1))
+            fitting = FRAME_BYTES * count // len(data)
+            self.most_events = FRAME_EVENTS if fitting >= FRAME_EVENTS else max(fitting, 1)
             self._made = _NextFrame(place.first, count, data)
             self._encoder.keep()
         return self._made
@@ -253,8 +254,7 @@ class LogWriter:
         Raises `LogWriteFailed` if that fails and `on_failure` is `stop`, and `LogError` in a process that was
         forked, or while another call has not returned.
         """
-        now = time.monotonic_ns()
-        if self._flushed_ns <= now < self._nothing_until_ns and not self._place.events:
+        if not self._place.events and self._flushed_ns <= time.monotonic_ns() < self._nothing_until_ns:
             return
         self._alone(self._flush)
 
