@@ -12,7 +12,8 @@ find a bug by luck. No scene, world, prompt or scope of `specs/museum` is used. 
 `CPU_SECONDS` of CPU time is stopped, and counts as having found nothing. `museum.alone` and `mutants.alone`
 have the results. Mutants of the adapters, which need vLLM, are not searched for.
 
-Each result is appended to the file. A command does not run again if its result is in the file.
+Each result is appended to the file. A command does not run again if its result is in the file. `--pinned`
+begins a new file with the results in `mutants.alone`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import re
 import resource
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from multiprocessing import get_context
 from pathlib import Path
@@ -34,6 +35,7 @@ from unittest.mock import patch
 import msgspec
 from click.testing import CliRunner
 from mutants import MUTANTS
+from mutants.alone import FOUND_ALONE, UNFOUND
 
 from kvsm.check.scopes.models import MODELS
 from kvsm.cli import main as kvsm
@@ -251,6 +253,22 @@ def search_all(ids: Sequence[str], results: Path, limit: int = CPU_SECONDS) -> N
             print(msgspec.json.encode(result).decode(), flush=True)
 
 
+def pinned() -> Iterator[Tried]:
+    """Yield what `mutants.alone` has: what found a mutant, and each command that found nothing."""
+    for seed in SEEDS:
+        for id, one in FOUND_ALONE[seed].items():
+            yield Tried(
+                id=id,
+                command=one.command,
+                property=one.property.id,
+                target=one.target,
+                effort=one.effort,
+            )
+        for id, count in UNFOUND[seed].items():
+            for command in search_order(id, seed)[:count]:
+                yield Tried(id=id, command=shown(command))
+
+
 def rows(results: Path, seed: int) -> str:
     """Return the rows of `museum.alone` for a seed, from a file of results."""
     return "".join(
@@ -298,9 +316,14 @@ def main() -> None:
     parser.add_argument(
         "--limit", type=int, default=CPU_SECONDS, metavar="SECONDS", help="CPU time of a command"
     )
+    parser.add_argument(
+        "--pinned", action="store_true", help="begin a new file with the results in mutants.alone"
+    )
     parser.add_argument("--rows", type=int, metavar="SEED", help="run nothing; print the rows for a seed")
     options = parser.parse_args()
     mutants = [id for id, one in MUTANTS.items() if not one.needs_vllm]
+    if options.pinned and not options.results.exists():
+        options.results.write_text("".join(f"{msgspec.json.encode(one).decode()}\n" for one in pinned()))
     if options.rows is not None:
         print((mutant_rows if options.mutants else rows)(options.results, options.rows), end="")
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 from museum import EXHIBITS, product_alone
 from museum.alone import ALONE, ALONE_AGAIN, AloneBy
@@ -106,6 +107,15 @@ def test_a_search_continues_from_its_file(tmp_path: Path, monkeypatch: pytest.Mo
     product_alone.search_all(["M02"], results, product_alone.CPU_SECONDS)
     assert sorted(ran) == sorted(map(shown, COMMANDS))
     assert product_alone.mutant_rows(results, 1) == f'"M02": {len(COMMANDS)},\n'
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_file_of_the_pinned_results_has_the_pinned_rows(tmp_path: Path, seed: int) -> None:
+    results = tmp_path / "pinned.jsonl"
+    results.write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in product_alone.pinned()))
+    lines = product_alone.mutant_rows(results, seed).splitlines()
+    rows = eval(f"{{{''.join(lines)}}}", {"FoundAlone": FoundAlone, "Property": Property})
+    assert rows == {**FOUND_ALONE[seed], **UNFOUND[seed]}
 
 
 @pytest.mark.parametrize("id", ["B10", "B21"])
