@@ -142,7 +142,7 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True, repr_omit_default
             # A lazy store reads the pool's free queue, and stores single blocks.
             change = {"references": True, "blocks_per_chunk": 1, "store_threshold": 1}
         elif not self.references:
-            # Without references an engine reuses blocks that a lost copy may still write.
+            # Without references a lost copy holds all blocks of its request for ever.
             change = {"transfer_ticks": 0}
         return msgspec.structs.replace(self, **change)
 

@@ -78,7 +78,8 @@ def come_to_rest(engine: SmallEngine) -> None:
     assert check_ledger(ledger) == []
     assert check_rest(ledger) == []
     held, retired = sum(engine.pool.references), sum(word != 0 for word in ledger.leases.words)
-    # An engine that counts no references has freed the blocks of a lost load if its request was preempted.
+    # If a request is preempted and its load is lost then, an engine without references has freed the blocks.
+    # That is safe: `TransferPlan.flush` names the lost load before another request writes them.
     assert held == retired or (held < retired and not engine.references), Property.ONE_RELEASE_PER_HOLD
     assert not engine.sending
 

@@ -35,6 +35,16 @@ class DeviceBlocksState(msgspec.Struct):
         Dropped("the engine keeps the same blocks, in the same order, until it is told"),
     ]
     """Finished request -> its blocks, until no copy touches any of them. After a lost copy: forever."""
+    lost_loads: Annotated[
+        dict[int, int],
+        filled(
+            lambda one, names: sorted(
+                (names.blocks.get(block, NOBODY), names.transfers.get(load, NOBODY))
+                for block, load in one.lost_loads.items()
+            )
+        ),
+    ]
+    """Device block -> the lost load that may still write it. A block is retired once, so it has one."""
 
 
 class DeviceBlocks:
@@ -45,7 +55,7 @@ class DeviceBlocks:
 
     def __init__(self, offloader: Offloader, null_block: int) -> None:
         self.pool: DevicePool | None = None
-        self.state = DeviceBlocksState([], {})
+        self.state = DeviceBlocksState([], {}, {})
         self._offloader, self._null_block = offloader, null_block
 
     def hold(self, job: TransferJob) -> None:
@@ -59,6 +69,8 @@ class DeviceBlocks:
         if self.pool is not None and not (load and ended.lost):
             # Last block first, so that the end of a prefix is evicted before its beginning.
             self.pool.free_blocks(listed(ended.device_blocks)[::-1])
+        if self.pool is None and load and ended.lost:
+            self.state.lost_loads.update(dict.fromkeys(listed(ended.device_blocks), ended.transfer))
 
     def rewrite(self, blocks: Sequence[int]) -> None:
         """Note that the engine will write these blocks."""
@@ -77,18 +89,20 @@ class DeviceBlocks:
         return self._touching(blocks) if blocks else []
 
     def _touching(self, blocks: Sequence[int]) -> list[int]:
-        """Return the transfers that touch any of these blocks.
+        """Return the transfers that touch any of these blocks, and the lost loads that may still write one.
 
         Stores of this step's plan are left out: they read blocks that a finished request keeps. Its loads are
-        included: a request may be preempted in the step that admitted it.
+        included: a request may be preempted in the step that admitted it. The engine frees the blocks of a
+        preempted request before it can hear that the load was lost.
         """
         wanted = {block for block in blocks if block != self._null_block}
+        lost = self.state.lost_loads
         return [
             transfer.id
             for transfer in self._offloader.ledger.transfers.values()
             if (transfer.state is not TransferState.PLANNED or transfer.direction is Direction.LOAD)
             and not wanted.isdisjoint(listed(transfer.device_blocks))
-        ]
+        ] + sorted({lost[block] for block in wanted & lost.keys()})
 
     def keep(self, request: str, tables: Iterable[Sequence[int]]) -> bool:
         """Whether the engine must keep the blocks of a finished request, because a copy touches one."""

@@ -388,10 +388,10 @@ class OffloadScheduler:
             core.end_step()
             return _NOTHING
         self._note_block_changes(output)
-        flush = self.device_blocks.take_awaited()
         core.tick()
         for ended in core.lose_overdue():
             self._note_transfer_end(ended)
+        flush = self.device_blocks.take_awaited()
         if not core.ledger.draining():
             # While a reset drains, no store is begun, so that the reset can complete.
             self._store(output)
@@ -403,11 +403,12 @@ class OffloadScheduler:
         if not self.state.tracked and self.config.last_step is LastStep.FLUSH:
             flush = list(core.ledger.transfers)
         flushed = core.flush(flush) if flush else ()
+        lost = [transfer for transfer in flush if transfer not in core.ledger.transfers]
         core.end_step()
         return TransferPlan(
             tuple([job for job in planned if job.direction is LOAD]),
             tuple([job for job in planned if job.direction is STORE]),
-            flushed,
+            (*flushed, *lost),
         )
 
     def _decides_nothing(self, output: StepOutput) -> bool:

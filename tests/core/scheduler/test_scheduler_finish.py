@@ -546,6 +546,29 @@ def test_worker_death_retires_the_memory_and_keeps_its_references_for_ever() -> 
     assert request.finished
 
 
+@pytest.mark.parametrize("when", ["before the step", "in the step"])
+def test_a_lost_load_is_awaited_before_its_blocks_are_written(when: str) -> None:
+    """No reuse in flight (S3): an engine without references has freed the blocks of a preempted request when
+    it hears that the load into them was lost, and gives them to the next request."""
+    engine = SmallEngine(references=False, prefix_cache=False, device_blocks=4, core={"transfer_ticks": 1})
+    finish_one(engine, "stores", [*range(9)])
+    request = engine.arrive(SmallRequest("loads", [*range(10)]))
+    engine.step()
+    (load,) = engine.copies
+    targets = to_list(engine.copies[load].job.device_blocks)
+    if when == "before the step":
+        engine.scheduler.lose(load)
+    engine.preempt(request)
+    engine.finish(request, aborted=True)
+    other = engine.arrive(SmallRequest("writes", range(100, 109), 4))
+    plan = engine.step()
+    assert {*targets} & {*other.tables[0]}
+    assert len(of_kind(engine, ev.TransferLost)) == 1
+    assert plan.flush == (load,)
+    engine.run()
+    assert other.finished, "it has read its own bytes, not those of the late copy"
+
+
 def test_worker_death_takes_the_host_slots_of_a_store_for_ever() -> None:
     """No reuse in flight (S3): a late copy may still write there; the rest of the pool stays in use."""
     engine = SmallEngine(host_blocks=4, prefix_cache=False, core={"transfer_ticks": 2})
