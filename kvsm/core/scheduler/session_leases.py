@@ -14,9 +14,8 @@ Its life:
                                  is matched again       blocks that were being stored are on the host
                                  finishes               expired, released, replaced, crowded out or revoked
 
-So the fold, a snapshot, a restart and `kvsm verify` need no code for session leases: none outlives its
-process, and a replay repeats their events. Only this class reads the clock, and what it decides by it becomes
-events.
+So the fold, a snapshot and a restart need no code for session leases: none outlives its process, and a replay
+repeats their events. Only this class reads the clock, and what it decides by it becomes events.
 
 These bounds hold at every event, so requests without hints always have the rest of the pool:
 

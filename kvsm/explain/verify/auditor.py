@@ -43,7 +43,7 @@ from kvsm.explain.story.render import dated, render
 from kvsm.explain.story.restarts import survivors, told_process
 from kvsm.explain.story.unfinished import Unfinished, unfinished_at_end
 from kvsm.explain.verify.book_entries import Told
-from kvsm.explain.verify.witness import CursorsBack, Witness
+from kvsm.explain.verify.witness import CursorsBack, LeasesTold, Witness
 from kvsm.properties import Property
 from kvsm.system.executors.executor import Executor
 from kvsm.system.printable import printable
@@ -399,6 +399,7 @@ class _GoodPart(NamedTuple):
 
     found: Verification
     back: CursorsBack
+    leases: LeasesTold
     heard: list[Any]
 
 
@@ -426,7 +427,7 @@ def _verify_side_by_side(
     parts, good = _parts(log, executor.workers), list[_GoodPart]()
     if len(parts) < 2:
         return None
-    events, may_go_back = 0, frozenset[str]()
+    events, may_go_back, leases = 0, frozenset[str](), dict[str, str]()
     task = partial(_verify_part, log, every, hearer, trust)
     with suppress(KvsmError), executor.results(task, parts) as results:
         for part in results:
@@ -434,9 +435,9 @@ def _verify_side_by_side(
                 return None
             if not good:  # A log that begins late: nobody knows more.
                 may_go_back = part.back.trusted | part.back.relied_on
-            if not part.back.relied_on <= may_go_back:
+            if not (part.back.relied_on <= may_go_back and part.leases.allows(leases)):
                 return None
-            may_go_back = part.back.behind(may_go_back)
+            may_go_back, leases = part.back.behind(may_go_back), part.leases.after(leases)
             events += part.found.events
             good.append(part)
             if progress is not None:
@@ -497,7 +498,8 @@ def _verify_part(
             unfinished=unfinished_at_end(reader, ledger, condition) if is_last else None,
             seconds=0.0,
         )
-        return _GoodPart(found, run.auditor.witness.cursors_back(), run.heard)
+        witness = run.auditor.witness
+        return _GoodPart(found, witness.cursors_back(), witness.leases_told(), run.heard)
 
 
 class _Pass:

@@ -15,7 +15,7 @@ from typing import Any
 
 from kvsm import events as ev
 from kvsm.core.ledger.invariants import MOST_NAMED, Violation
-from kvsm.events import OffloadConfig, OffloadingEvent
+from kvsm.events import HintOutcome, OffloadConfig, OffloadingEvent
 from kvsm.explain.verify.book_entries import (
     FILLING,
     GONE,
@@ -61,6 +61,9 @@ class Book:
     _now_transfer: int = 0
     _now_keys: Sequence[bytes] = ()
     """Keys that become held, or no longer are."""
+
+    _knows_leases = False
+    """Whether the process began after the snapshot, so that no lease is older."""
 
     def __init__(self, config: OffloadConfig) -> None:
         self._workers, self._all_reported = config.workers, (1 << config.workers) - 1
@@ -114,6 +117,10 @@ class Book:
         """The last measured times: of a load without blocks, of a block and of a token."""
         self._declined_hits = 0
         """The number of slow hits that were declined since the last slow hit that was loaded."""
+        self._session_leases: dict[str, str] = {}
+        """session -> the request that is its lease. No lease from before a snapshot is known."""
+        self._first_answers: dict[str, tuple[bool, str]] = {}
+        """session -> whether a lease begins or ends, and its name, in the first answer since the snapshot."""
         self.told: list[Told] = []
         """The changes of the last event that must be published to routers."""
         self._broken: list[Violation] = []
@@ -239,6 +246,34 @@ class Book:
             state, copies, pins = book[slot]
             book[slot] = after = state, copies, pins - 1
             self._idle += after == IDLE
+
+    def _hint_answered(self, event: ev.HintAnswered) -> None:
+        """Check that a session has one lease, and that it is within its bounds.
+
+        The log does not name the share of all leases. So the bound of one lease is that of the whole pool:
+        half of all slots but one.
+        """
+        session, lease = event.session, event.lease
+        if not lease:
+            return
+        begins = event.outcome in (HintOutcome.ACCEPTED, HintOutcome.CLIPPED)
+        if not self._knows_leases:
+            self._first_answers.setdefault(session, (begins, lease))
+        if not begins:
+            had = self._session_leases.pop(session, lease)
+            if had != lease:
+                message = f"lease {lease} of session {session} ends, but the session has lease {had}"
+                self._breaks(Property.ONE_RELEASE_PER_HOLD, message)
+            return
+        if session in self._session_leases:
+            message = f"session {session} gets lease {lease}, and still has {self._session_leases[session]}"
+            self._breaks(Property.ONE_RELEASE_PER_HOLD, message)
+        pinned = self._matches[lease][1] if lease in self._matches else ()
+        most = min(event.asked, len(self._slots) // 2)
+        if not len(pinned) <= event.leased <= most:
+            message = f"lease {lease} pins {len(pinned)} slots and has {event.leased}; it may have {most}"
+            self._breaks(Property.MATCH_HOLDS, message, *pinned)
+        self._session_leases[session] = lease
 
     def _measured(self, event: ev.TimesMeasured) -> None:
         self._times = event.start_us, event.block_ns, event.token_ns
@@ -579,7 +614,7 @@ class Book:
     # The cache as a whole.
 
     def _opened(self, event: ev.LogOpened) -> None:
-        self._weights = event.weights
+        self._weights, self._knows_leases = event.weights, True
 
     def _touched(self, event: ev.BlocksTouched) -> None:
         self._now_slots = _ids(event.slots)
@@ -634,6 +669,7 @@ class Book:
         self._last_void = self._last_end = self._last_loss = self._pins_voided = event.seq
         self._life = event.life
         self._times, self._declined_hits = None, 0
+        self._session_leases, self._knows_leases = {}, True
 
     def _ticked(self, event: ev.Ticked) -> None:
         self._tick = event.tick
@@ -729,7 +765,7 @@ HANDLERS: dict[type[OffloadingEvent], Callable[[Book, Any], None]] = {
     ev.BlocksRewritten: Book._rewritten,
     ev.Restarted: Book._restarted,
     ev.RequestAdmitted: Book._admitted,
-    ev.HintAnswered: Book._changes_nothing,
+    ev.HintAnswered: Book._hint_answered,
     ev.TimesMeasured: Book._measured,
     ev.SlowHitFound: Book._slow_hit,
 }

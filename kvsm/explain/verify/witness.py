@@ -12,7 +12,7 @@ The ledger's packed words and the book's entries meet in one place only, `_Readi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kvsm.core.ledger import Ledger
@@ -92,6 +92,32 @@ class CursorsBack(NamedTuple):
         return self.known | (self.trusted & before)
 
 
+class LeasesTold(NamedTuple):
+    """What a witness that begins with a snapshot knows of the leases of sessions. No snapshot holds them.
+
+    first: session -> whether a lease begins or ends, and its name, in its first answer; none is older if
+        `is_complete`.
+    held: session -> its lease at the end.
+    is_complete: whether a restart has ended all leases of before.
+    """
+
+    first: dict[str, tuple[bool, str]]
+    held: dict[str, str]
+    is_complete: bool
+
+    def allows(self, before: Mapping[str, str]) -> bool:
+        """Whether these answers may follow, given the leases that sessions have at the beginning."""
+        return all(
+            session not in before or (not begins and before[session] == lease)
+            for session, (begins, lease) in self.first.items()
+        )
+
+    def after(self, before: Mapping[str, str]) -> dict[str, str]:
+        """The leases that sessions have at the end, given those at the beginning."""
+        older = {} if self.is_complete else {one: before[one] for one in before.keys() - self.first.keys()}
+        return older | self.held
+
+
 class Witness(Book):
     """Follows the events of one core from an empty pool on. `of` starts in the middle."""
 
@@ -155,6 +181,10 @@ class Witness(Book):
         return CursorsBack(
             frozenset(self._may_go_back - trusted), frozenset(trusted), frozenset(self._relied_on)
         )
+
+    def leases_told(self) -> LeasesTold:
+        """What this witness knows of the leases of sessions."""
+        return LeasesTold(self._first_answers, self._session_leases, self._knows_leases)
 
     def compare(self, ledger: Ledger) -> list[Violation]:
         """What is wrong with what the ledger made of the event followed last."""
