@@ -59,6 +59,9 @@ AREAS = {
         ),
         ("tests/check/worlds", "tests/museum/test_museum_worlds.py"),
     ),
+    "fleets": Area(("kvsm/check/worlds/fleet_*.py",), ("tests/check/worlds/test_fleet_world.py",)),
+    "hints": Area(("kvsm/check/worlds/hint_*.py",), ("tests/check/worlds/test_hint_world.py",)),
+    "clocks": Area(("kvsm/check/worlds/clock_*.py",), ("tests/check/worlds/test_clock_world.py",)),
     "second counts": Area(
         (
             "kvsm/check/worlds/*_oracles.py",

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from kvsm.check.walks.targets import draw_case
 from kvsm.check.walks.walk import walk
-from kvsm.check.worlds.clock_world import ClockWorld
+from kvsm.check.worlds.clock_world import ClockWorld, FaultyClocks, FlightBook
 from kvsm.check.worlds.serving_world import RequestSpec, ServingOptions
 from kvsm.check.worlds.world import Action
 from kvsm.core.log.syncing import Syncing
 from kvsm.errors import PropertyBroken
+from kvsm.events import Direction
 from kvsm.explain import metrics
 from kvsm.explain.tables.open_rows import RequestInProgress
 from kvsm.properties import Property
 from kvsm.tiers.disk.health import HealthWatch
+from kvsm.tiers.hand_over.leases import LeaseTable
 
 ARRIVE, STEP, BACK, LONG, SHORT = ("arrive",), ("step",), ("back", 3600), ("pass", 61_000), ("pass", 150)
 STEPS = (STEP, STEP, STEP)
@@ -94,6 +98,69 @@ def test_a_log_that_is_synced_by_a_clock_that_went_back(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(Syncing, "sync_in_time", late)
     assert found(*LOGGED).endswith("was flushed 0.15 s ago, and is not durable")
+
+
+def late_flights(ended: bool = False) -> tuple[FaultyClocks, FlightBook]:
+    """A store that has been in flight for 61 s; an earlier store has ended just now, or none has."""
+    clocks = FaultyClocks()
+    flights = FlightBook(clocks)
+    for transfer in (1, 2) if ended else (2,):
+        flights.begin(transfer, Direction.STORE)
+    clocks.seen_s += 61
+    if ended:
+        flights.end(1)
+    return clocks, flights
+
+
+def test_a_copy_that_is_overdue_for_a_second_step_is_reported() -> None:
+    _, flights = late_flights()
+    flights.check([])
+    with pytest.raises(PropertyBroken, match="the oldest store is overdue for 2 steps"):
+        flights.check([])
+
+
+def test_an_end_restarts_the_time_of_the_copies_behind_it() -> None:
+    clocks, flights = late_flights(ended=True)
+    for _ in range(3):
+        flights.check([])
+    with pytest.raises(PropertyBroken, match="transfer 2 is given up after 0 s"):
+        flights.check([2])
+    flights.begin(2, Direction.STORE)
+    clocks.seen_s += 61
+    flights.check([2])
+
+
+def test_no_copy_is_late_if_none_is_in_flight() -> None:
+    """Time that passes between two copies is not counted for the next one."""
+    clocks, flights = late_flights()
+    flights.end(2)
+    for _ in range(3):
+        clocks.seen_s += 61
+        flights.check([])
+
+
+def test_a_disk_that_will_not_be_tried_for_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HealthWatch, "_left_s", lambda *_: 61.0)
+    assert found(*[("disk_store", 0)] * 4) == "the disk will be tried in 61 s"
+
+
+def test_a_lease_that_ends_before_its_time_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvsm.check.worlds.clock_world.LeaseTable", lambda _, now: LeaseTable(30.0, now))
+    assert found(ARRIVE, ("offer",), ("pass", 20_000), ("pass", 20_000), STEP) == (
+        "lease 0 expires 20 s too early"
+    )
+
+
+def test_the_first_claim_may_be_the_next_action() -> None:
+    world = ClockWorld(draw_case("clocks", Random(1)).options)
+    assert world.do(("offer",))
+    assert ("claim", 0) in world._clock_actions()
+
+
+def test_a_span_that_ends_before_it_begins_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    span = SimpleNamespace(name="wait", start_ns=7, end_ns=5)
+    monkeypatch.setattr("kvsm.check.worlds.clock_readers.request_spans", lambda _: [[span]])
+    assert found(ARRIVE, STEP) == "the span wait takes -2 ns"
 
 
 # The second request waits for a store of the first one, and meanwhile the wall clock is set back.

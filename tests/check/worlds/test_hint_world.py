@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from random import Random
 
+import msgspec
 import pytest
 from planted_bugs import evict_what_is_pinned, forget, plant
 
 from kvsm.check.walks.walk import walk
 from kvsm.check.worlds.hint_options import HintWorldOptions, draw_hint_options
-from kvsm.check.worlds.hint_world import HintWorld
+from kvsm.check.worlds.hint_world import _HINTS, HintWorld
+from kvsm.check.worlds.world import Action
 from kvsm.core import native
 from kvsm.core.scheduler.hits import HitSearch
 from kvsm.core.scheduler.session_leases import SessionLeases
-from kvsm.errors import ConfigError
+from kvsm.errors import ConfigError, PropertyBroken
 from kvsm.events import HintAnswered, HintOutcome, HintReason
 from kvsm.properties import Property
 
@@ -68,6 +71,98 @@ def test_equal_worlds_have_equal_fingerprints_and_a_pin_or_a_second_changes_them
 def test_options_that_make_no_world_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
         HintWorld(HintWorldOptions(**wrong))  # type: ignore[arg-type]
+
+
+def leased_world() -> HintWorld:
+    """A world of two prompts of one block. Both are stored, and session s0 has the first."""
+    world = HintWorld(HintWorldOptions(slots=4, computes=2, hints=2, loads=1))
+    for action in (
+        ("compute", 0),
+        ("store", 0, 0, 1),
+        ("compute", 1),
+        ("store", 0, 0, 1),
+        ("hint", 0, 0, 0),
+    ):
+        assert world.do(action)
+    return world
+
+
+def test_each_hint_and_the_next_expiry_may_happen() -> None:
+    actions = leased_world().actions()
+    hints = [action[1:] for action in actions if action[0] == "hint"]
+    assert hints == [*product(range(2), range(2), range(len(_HINTS)))]
+    assert ("wait", 0) in actions
+
+
+@pytest.mark.parametrize(
+    "action", [("hint", 2, 0, 0), ("hint", 0, 2, 0), ("hint", 0, 0, len(_HINTS)), ("loaded", 1, 1)], ids=str
+)
+def test_an_action_that_names_nothing_does_nothing(action: Action) -> None:
+    """The world has two sessions, two prompts, and one rank, which loads."""
+    world = leased_world()
+    assert world.do(("load", 1))
+    before = world.fingerprint()
+    assert not world.do(action)
+    assert world.fingerprint() == before
+
+
+def forget_a_promise(world: HintWorld) -> None:
+    world.kept.clear()
+
+
+def end_a_lease_silently(world: HintWorld) -> None:
+    world.host.core.finish(world.leases.leases["s0"].name)
+
+
+def promise_more(world: HintWorld) -> None:
+    world.kept["s0"].keys.add(world._keys[1][0])
+
+
+def count_a_slot_twice(world: HintWorld) -> None:
+    world.leases.held += 1
+
+
+@pytest.mark.parametrize(
+    ("change", "property", "says"),
+    [
+        (forget_a_promise, Property.ONE_RELEASE_PER_HOLD, r"\['s0'\] have leases, and the books say \[\]"),
+        (end_a_lease_silently, Property.ONE_RELEASE_PER_HOLD, r"\[\] hold blocks"),
+        (promise_more, Property.MATCH_HOLDS, "session s0 holds 1 blocks, and is promised 2 others"),
+        (count_a_slot_twice, Property.PROGRESS, "leases hold 1 slots, count 2, and their share is 2"),
+    ],
+)
+def test_leases_that_differ_from_the_books_are_reported(
+    change: Callable[[HintWorld], None], property: Property, says: str
+) -> None:
+    world = leased_world()
+    world._check_leases()
+    change(world)
+    with pytest.raises(PropertyBroken, match=says) as broken:
+        world._check_leases()
+    assert broken.value.property is property
+
+
+def resting_world() -> HintWorld:
+    world = leased_world()
+    assert world.do(("wait", 0))
+    world.check()
+    return world
+
+
+def test_at_rest_the_log_must_fold() -> None:
+    world = resting_world()
+    del world.host.log[-1]
+    with pytest.raises(PropertyBroken):
+        world.check()
+
+
+def test_at_rest_each_lease_has_ended_in_the_log() -> None:
+    world = resting_world()
+    [end] = [event for event in world.host.log if getattr(event, "outcome", None) is HintOutcome.EXPIRED]
+    place = world.host.log.index(end)
+    world.host.log[place] = msgspec.structs.replace(end, lease="")
+    with pytest.raises(PropertyBroken, match="began, and that"):
+        world.check()
 
 
 def test_both_bodies_make_the_same_log(monkeypatch: pytest.MonkeyPatch) -> None:
