@@ -387,7 +387,6 @@ class HintWorld:
 
     def check(self) -> None:
         self.host.check()
-        self.host.check_bytes("hinted")
         if self._next_to_quiet() is not None or self.kept:
             return
         for violation in check_rest(self.host.core.ledger):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -11,16 +11,27 @@ import pytest
 
 from kvsm.check.walks.targets import draw_case
 from kvsm.check.walks.walk import walk
-from kvsm.check.worlds.clock_world import ClockWorld, FaultyClocks, FlightBook
+from kvsm.check.worlds.clock_world import (
+    _JUMPS_S,
+    _PASSES_MS,
+    _SETS_MS,
+    SYNC_S,
+    TIMEOUT_S,
+    ClockWorld,
+    FaultyClocks,
+    FlightBook,
+    _numbers,
+)
 from kvsm.check.worlds.serving_world import RequestSpec, ServingOptions
 from kvsm.check.worlds.world import Action
 from kvsm.core.log.syncing import Syncing
 from kvsm.errors import PropertyBroken
 from kvsm.events import Direction
 from kvsm.explain import metrics
+from kvsm.explain.metric_places import HistogramValue
 from kvsm.explain.tables.open_rows import RequestInProgress
 from kvsm.properties import Property
-from kvsm.tiers.disk.health import HealthWatch
+from kvsm.tiers.disk.health import LONGEST_PAUSE_S, HealthWatch
 from kvsm.tiers.hand_over.leases import LeaseTable
 
 ARRIVE, STEP, BACK, LONG, SHORT = ("arrive",), ("step",), ("back", 3600), ("pass", 61_000), ("pass", 150)
@@ -151,10 +162,42 @@ def test_a_lease_that_ends_before_its_time_is_reported(monkeypatch: pytest.Monke
     )
 
 
-def test_the_first_claim_may_be_the_next_action() -> None:
+def test_each_clock_may_move_either_way_and_each_lease_may_be_claimed() -> None:
     world = ClockWorld(draw_case("clocks", Random(1)).options)
     assert world.do(("offer",))
-    assert ("claim", 0) in world._clock_actions()
+    actions = {*world._clock_actions()}
+    assert {("disk_store", 0), ("disk_store", 1), ("claim", 0), ("offer",)} <= actions
+    assert {(name, seconds) for name in ("back", "ahead") for seconds in _JUMPS_S} <= actions
+    assert {("pass", ms) for ms in _PASSES_MS} | {("wall", -ms) for ms in _SETS_MS} <= actions
+    assert {("wall", ms) for ms in _SETS_MS} <= actions
+
+
+@pytest.mark.parametrize(
+    ("bound_ms", "tried"),
+    [(SYNC_S * 1000, _PASSES_MS), (TIMEOUT_S * 1000, _PASSES_MS), (LONGEST_PAUSE_S, _JUMPS_S)],
+)
+def test_times_on_both_sides_of_each_bound_are_tried(bound_ms: float, tried: Sequence[int]) -> None:
+    assert min(tried) < bound_ms < max(tried)
+
+
+def test_each_number_of_the_metrics_is_watched() -> None:
+    seconds = HistogramValue((1.0,), (1, 2), 0.5)
+    values = {"first": 1, "ended": {"store": 2, "load": 3}, "seconds": seconds, "text": "no number"}
+    assert dict(_numbers(values)) == {
+        "first": 1,
+        "ended store": 2,
+        "ended load": 3,
+        "seconds sum": 0.5,
+        "seconds 0": 1,
+        "seconds 1": 2,
+    }
+
+
+def test_each_request_of_the_log_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[str]()
+    monkeypatch.setattr("kvsm.check.worlds.clock_readers.explain_request", lambda _, name: asked.append(name))
+    run(ARRIVE, STEP, ARRIVE, STEP)
+    assert len(set(asked)) == 2
 
 
 def test_a_span_that_ends_before_it_begins_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
