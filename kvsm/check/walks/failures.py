@@ -4,7 +4,8 @@ The directory of a failure contains
 
     actions.json    the world, its actions, the broken property, and the seed of the walk
     steps.txt       the same for people: what each action changed, and why the end is wrong
-    log/            the events of the core, for `kvsm show`, `kvsm verify`, `kvsm replay`
+    log/            the events of the core, for `kvsm show`, `kvsm verify`, `kvsm replay`; absent if the bug
+                    skips or repeats the number of an event, because then the events make no log
     test_*.py       a test that fails until the bug is fixed
 """
 
@@ -201,9 +202,9 @@ def save(failure: SavedFailure, directory: Path) -> None:
     """
     test = regression_test(failure).encode()
     replace_files(directory, {FILE: encoded(failure), name_of_test(failure): test})
-    outcome = rerun(failure.case().make, failure.actions)
-    if outcome.world.events:
-        replace_log(directory, lambda log: save_log(outcome.world.events, log))
+    events = rerun(failure.case().make, failure.actions).world.events
+    if events and [event.seq for event in events] == [*range(events[0].seq, events[-1].seq + 1)]:
+        replace_log(directory, lambda log: save_log(events, log))
     replace_files(directory, {"steps.txt": (told(failure) + "\n").encode()})
 
 

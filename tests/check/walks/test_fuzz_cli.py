@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from planted_bugs import free_slots_under_copies
+from planted_bugs import free_slots_under_copies, plant
 
 from kvsm.check.walks import failures
 from kvsm.check.walks.fuzz_target import WorldTarget
@@ -21,6 +21,7 @@ from kvsm.check.walks.walk import WalkFailure, WalkResult, walk
 from kvsm.check.worlds.world import Finding
 from kvsm.cli import main
 from kvsm.cli.exit_codes import ExitCode
+from kvsm.core.offloader.emitter import EventEmitter
 from kvsm.properties import Property
 
 COUNTED = ("--runs", 2, "--jobs", 1)
@@ -157,6 +158,18 @@ def test_a_failure_has_a_log_that_can_be_read(found: tuple[Result, Path]) -> Non
     verified = kvsm("verify", directory / "log", "--json")
     assert verified.exit_code == 1
     assert json.loads(verified.stdout)["violations"][0]["property_id"] == "S1"
+
+
+def test_a_failure_whose_events_make_no_log_is_saved_without_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With this bug two events have each number. The failure must not be lost because of that."""
+    plant(monkeypatch, EventEmitter.emit, "self.log.append(event)", "self.log.append(event); " * 2)
+    result = fuzz("--target", "log-ahead", "--seed", 1, *COUNTED, "--log", tmp_path / "failure")
+    assert result.exit_code == ExitCode.BROKEN
+    written = {path.name for path in (tmp_path / "failure").iterdir()}
+    assert {failures.FILE, "steps.txt"} < written
+    assert "log" not in written
 
 
 def test_the_written_test_fails_until_the_bug_is_fixed(
