@@ -306,6 +306,9 @@ FOUND_ALONE: Mapping[int, Mapping[str, FoundAlone]] = {
         "M88": FoundAlone(
             "kvsm fuzz --target restarts --seed 1 --runs 20", "restarts", Property.LEGAL_CALLS, 3
         ),
+        "M89": FoundAlone(
+            "kvsm fuzz --target log-ahead --seed 1 --runs 200", "log-ahead", Property.LEGAL_CALLS, 1524
+        ),
         "M90": FoundAlone(
             "kvsm fuzz --target log-ahead --seed 1 --runs 200", "log-ahead", Property.LEGAL_CALLS, 303
         ),
@@ -425,12 +428,48 @@ FOUND_ALONE: Mapping[int, Mapping[str, FoundAlone]] = {
         "M12": FoundAlone(
             "kvsm fuzz --target layers --seed 2 --runs 200", "layers", Property.NO_REUSE_IN_FLIGHT, 8727
         ),
+        "M128": FoundAlone(
+            "kvsm fuzz --target layers --seed 2 --runs 200", "layers", Property.STORED_SO_SERVED, 17374
+        ),
+        "M129": FoundAlone(
+            "kvsm fuzz --target layers --seed 2 --runs 200", "layers", Property.STORED_SO_SERVED, 328
+        ),
+        "M130": FoundAlone(
+            "kvsm fuzz --target layers --seed 2 --runs 200", "layers", Property.LEGAL_CALLS, 243
+        ),
+        "M131": FoundAlone(
+            "kvsm fuzz --target layers --seed 2 --runs 200", "layers", Property.STORED_SO_SERVED, 344
+        ),
+        "M132": FoundAlone(
+            "kvsm fuzz --target layers --seed 2 --runs 200", "layers", Property.STORED_SO_SERVED, 705
+        ),
+        "M133": FoundAlone(
+            "kvsm fuzz --target layers --seed 2 --runs 200", "layers", Property.STORED_SO_SERVED, 344
+        ),
+        "M134": FoundAlone(
+            "kvsm fuzz --target layers --seed 2 --runs 200", "layers", Property.STORED_SO_SERVED, 717
+        ),
+        "M135": FoundAlone(
+            "kvsm fuzz --target layers --seed 2 --runs 200", "layers", Property.STORED_SO_SERVED, 717
+        ),
+        "M136": FoundAlone(
+            "kvsm fuzz --target layers --seed 2 --runs 200", "layers", Property.LEGAL_CALLS, 19
+        ),
         "M14": FoundAlone(
             "kvsm fuzz --target layers --seed 2 --runs 200", "layers", Property.NO_REUSE_IN_FLIGHT, 26773
         ),
         "M15": FoundAlone("kvsm fuzz --target layers --seed 2 --runs 200", "layers", Property.PROGRESS, 71),
         "M16": FoundAlone(
             "kvsm fuzz --target layers --seed 2 --runs 200", "layers", Property.CORRECT_BYTES, 202
+        ),
+        "M160": FoundAlone(
+            "kvsm fuzz --target wrong-books --seed 2 --runs 50", "wrong-books", Property.STALE_REPORTS, 49
+        ),
+        "M161": FoundAlone(
+            "kvsm fuzz --target wrong-books --seed 2 --runs 50", "wrong-books", Property.PROGRESS, 3168
+        ),
+        "M162": FoundAlone(
+            "kvsm fuzz --target wrong-books --seed 2 --runs 50", "wrong-books", Property.PROGRESS, 6
         ),
         "M19": FoundAlone(
             "kvsm fuzz --target layers --seed 2 --runs 200", "layers", Property.LEGAL_CALLS, 3856
@@ -533,6 +572,9 @@ FOUND_ALONE: Mapping[int, Mapping[str, FoundAlone]] = {
         "M74": FoundAlone(
             "kvsm fuzz --target audited --seed 2 --runs 100", "audited", Property.EVENTS_ARE_STATE, 1839
         ),
+        "M75": FoundAlone(
+            "kvsm fuzz --target audited --seed 2 --runs 100", "audited", Property.EVENTS_ARE_STATE, 4874
+        ),
         "M76": FoundAlone(
             "kvsm fuzz --target audited --seed 2 --runs 100", "audited", Property.EVENTS_ARE_STATE, 1885
         ),
@@ -541,6 +583,9 @@ FOUND_ALONE: Mapping[int, Mapping[str, FoundAlone]] = {
         ),
         "M78": FoundAlone(
             "kvsm fuzz --target audited --seed 2 --runs 100", "audited", Property.EVENTS_ARE_STATE, 1363
+        ),
+        "M79": FoundAlone(
+            "kvsm fuzz --target audited --seed 2 --runs 100", "audited", Property.EVENTS_ARE_STATE, 267
         ),
         "M80": FoundAlone(
             "kvsm fuzz --target audited --seed 2 --runs 100", "audited", Property.EVENTS_ARE_STATE, 7923
@@ -554,6 +599,9 @@ FOUND_ALONE: Mapping[int, Mapping[str, FoundAlone]] = {
         "M84": FoundAlone(
             "kvsm fuzz --target log-ahead --seed 2 --runs 200", "log-ahead", Property.EVENTS_ARE_STATE, 2157
         ),
+        "M85": FoundAlone(
+            "kvsm fuzz --target log-ahead --seed 2 --runs 200", "log-ahead", Property.NO_STALE_DATA, 299
+        ),
         "M86": FoundAlone(
             "kvsm fuzz --target restarts --seed 2 --runs 20", "restarts", Property.EVENTS_ARE_STATE, 6002
         ),
@@ -562,6 +610,12 @@ FOUND_ALONE: Mapping[int, Mapping[str, FoundAlone]] = {
         ),
         "M88": FoundAlone(
             "kvsm fuzz --target restarts --seed 2 --runs 20", "restarts", Property.LEGAL_CALLS, 7
+        ),
+        "M89": FoundAlone(
+            "kvsm fuzz --target log-ahead --seed 2 --runs 200", "log-ahead", Property.EVENTS_ARE_STATE, 18989
+        ),
+        "M90": FoundAlone(
+            "kvsm fuzz --target log-ahead --seed 2 --runs 200", "log-ahead", Property.LEGAL_CALLS, 444
         ),
         "M91": FoundAlone(
             "kvsm fuzz --target restarts --seed 2 --runs 20", "restarts", Property.EVENTS_ARE_STATE, 123
@@ -628,13 +682,22 @@ UNFOUND: Mapping[int, Mapping[str, int]] = {
         "M72": 1,
         "M81": 1,
         "M87": 2,
-        "M89": 1,
     },
     2: {
         "M05": 1,
         "M08": 1,
+        "M114": 1,
+        "M116": 1,
+        "M118": 1,
+        "M119": 1,
+        "M120": 1,
+        "M121": 1,
         "M13": 1,
         "M140": 1,
+        "M141": 1,
+        "M142": 1,
+        "M143": 1,
+        "M144": 1,
         "M17": 1,
         "M18": 1,
         "M22": 1,
@@ -644,6 +707,7 @@ UNFOUND: Mapping[int, Mapping[str, int]] = {
         "M63": 1,
         "M67": 1,
         "M72": 1,
+        "M81": 1,
     },
 }
 """Seed -> mutant that is not found -> the number of commands that have searched for it."""
