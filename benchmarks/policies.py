@@ -6,15 +6,24 @@ A block of a trace is one of its hash ids (512 prompt tokens). *Hits* are the le
 a match finds on the host. The hit rate is hits divided by all blocks of all prompts. There is no device
 cache, and output blocks are not stored.
 
-The other columns:
+The first table of a workload has the hit rates:
 
+- `vLLM lru`, `vLLM arc`: vLLM's `CPUOffloadingManager` with its own policies, in the same order of calls
+  (`vllm_manager`). It stores all new blocks of a prompt, or none if they do not all find room;
 - `optimum`: the most hits that any policy could get in a pool of this size (see `optimal_hits`);
 - `no limit`: hits in a pool that never evicts;
-- `auto - best`: the hit rate of `auto` minus that of the best other policy, in points;
-- `gap closed`: the share of the gap between `lru` and the optimum that `auto` closes;
-- `stores`: the number of stores (copies to the host), divided by all blocks of all prompts;
-- `us a block`: CPU time of all calls of the `Offloader` and of the loop around them, divided by all blocks of
-  all prompts. There is no event log. It is measured once, so other load on the machine shows.
+- `auto - best`: the hit rate of `auto` minus that of the best other policy of kvsm, in points;
+- `gap closed`: the share of the gap between `lru` and the optimum that `auto` closes.
+
+The second table has what each policy costs:
+
+- `stores per hit`: the blocks that are copied to the host for each block that is hit;
+- `GiB to the host`, `GiB from the host`: the bytes that are copied, over all orders if a workload has
+  several. All hits are loaded. A token has 128 KiB, as in a model with 32 layers and 8 KV heads of 128
+  numbers of 16 bits;
+- `us a block`: CPU time of all calls of the `Offloader` or of vLLM's manager, and of the loop around them,
+  divided by all blocks of all prompts. There is no event log. It is measured once, so other load on the
+  machine shows.
 
 The workloads:
 
@@ -27,6 +36,8 @@ The workloads:
 
     KVSM_TRACE=TRACE.jsonl KVSM_AGENTS=SESSIONS.jsonl.gz python benchmarks/policies.py \
         --output benchmarks/results/policies.md
+
+Without vLLM, its columns and rows are missing.
 """
 
 from __future__ import annotations
@@ -45,6 +56,7 @@ import click
 from control_plane import lives, serve_step
 from page import markdown_table, publish
 from synthetic import REQUESTS, flood_beside_conversations, loop, moving_set, scans_beside_prefixes
+from vllm_manager import VLLM_POLICIES, VllmRequest, make_manager, which_vllm
 from workload import (
     TRACE_BLOCK_TOKENS,
     Requests,
@@ -65,12 +77,16 @@ DEVICE_BLOCKS = 1 << 14
 SESSIONS, AGENT_BLOCK_TOKENS = 80, 1024
 SEEDS = 3
 """How many orders of random think times are averaged."""
+VLLM = "vLLM "
+CONTESTANTS = (*POLICIES, *(VLLM + policy for policy in VLLM_POLICIES))
+"""Policies of kvsm, and of vLLM if it is installed."""
 LOOP_BLOCKS = 1_600
 LOOP_TIMES = (1.6, 2.0, 3.0, 4.0)
 """The length of the loop, divided by the size of the pool."""
 
 BASE, TESTED = "lru", "auto"
-"""Policies whose stores and CPU time are shown; `TESTED` is compared with all others."""
+"""`TESTED` is compared with all others of `POLICIES`. `BASE` is where the gap to the optimum begins."""
+TOKEN_BYTES, GIB = 1 << 17, 1 << 30
 WORSE_POINTS = 0.5
 """The first table lists the rows where `TESTED` is behind the best other policy by more than this."""
 
@@ -81,16 +97,22 @@ class Workload:
 
     variants: the same workload with several seeds, whose results are averaged; most have only one.
     sizes: of the pool, each with its label.
+    block_tokens: the number of tokens in a block.
     """
 
     title: str
     variants: Sequence[Requests]
     sizes: Sequence[tuple[str, int]]
     note: str = ""
+    block_tokens: int = TRACE_BLOCK_TOKENS
 
 
 class Served(NamedTuple):
-    """The result of one policy. cpu_s: CPU time of the calls of the core."""
+    """The result of one policy.
+
+    stores: the number of blocks copied to the host.
+    cpu_s: CPU time of the calls of the core or of the manager.
+    """
 
     hits: int
     stores: int
@@ -113,8 +135,30 @@ class _CountingOffloader(Offloader):
         return prepared
 
 
+def serve_all(policy: str, requests: Requests, host_blocks: int) -> Served:
+    """Serve all requests with a policy of kvsm, or with one of vLLM ("vLLM lru")."""
+    name = policy.removeprefix(VLLM)
+    return serve_vllm(name, requests, host_blocks) if name != policy else serve(policy, requests, host_blocks)
+
+
+def serve_vllm(policy: str, requests: Requests, host_blocks: int) -> Served:
+    """Serve all requests with vLLM's manager and one of its policies, in the order of calls of `serve`."""
+    manager = make_manager(policy, host_blocks)
+    hits = stores = 0
+    started = time.process_time()
+    for number, keys in enumerate(requests):
+        request = VllmRequest(manager, str(number), keys)
+        found = request.plan_load()
+        if found < len(keys):
+            stores += request.plan_store(keys[found:])
+        request.end_copies()
+        request.finish()
+        hits += found
+    return Served(hits, stores, time.process_time() - started)
+
+
 def serve(policy: str, requests: Requests, host_blocks: int) -> Served:
-    """Serve all requests with this policy."""
+    """Serve all requests with this policy of kvsm."""
     config = OffloadConfig(host_blocks=host_blocks, device_blocks=DEVICE_BLOCKS, policy=policy)
     core = _CountingOffloader(config)
     started = time.process_time()
@@ -176,11 +220,12 @@ class Row(NamedTuple):
         return self.served[policy].hits / self.total
 
     def best_other(self) -> str:
-        """Return the best policy apart from `TESTED`."""
-        return max((policy for policy in self.served if policy != TESTED), key=self.rate)
+        """Return the best policy of kvsm apart from `TESTED`."""
+        others = (policy for policy in self.served if policy in POLICIES and policy != TESTED)
+        return max(others, key=self.rate)
 
     def ahead(self) -> float:
-        """Return the points by which `TESTED` is better than the best other policy."""
+        """Return the points by which `TESTED` is better than the best other policy of kvsm."""
         return 100 * (self.rate(TESTED) - self.rate(self.best_other()))
 
     def closed(self) -> str:
@@ -188,27 +233,33 @@ class Row(NamedTuple):
         gap = self.optimum - self.served[BASE].hits
         return f"{(self.served[TESTED].hits - self.served[BASE].hits) / gap:.0%}" if gap else "no gap"
 
-    def cells(self) -> list[str]:
-        """Return the row of the workload's table."""
+    def hit_cells(self) -> list[str]:
+        """Return the row of the workload's hit rates."""
         best = max(served.hits for served in self.served.values())
         marks = {policy: "**" if served.hits == best else "" for policy, served in self.served.items()}
         rates = [f"{mark}{self.rate(policy):.1%}{mark}" for policy, mark in marks.items()]
         bounds = [f"{hits / self.total:.1%}" for hits in (self.optimum, self.no_limit)]
-        both = [self.served[policy] for policy in (BASE, TESTED)]
-        stores = [f"{served.stores / self.total:.2f}" for served in both]
-        costs = [f"{1e6 * served.cpu_s / self.total:.1f}" for served in both]
-        return [self.size, *rates, *bounds, f"{self.ahead():+.1f}", self.closed(), *stores, *costs]
+        return [self.size, *rates, *bounds, f"{self.ahead():+.1f}", self.closed()]
+
+    def cost_rows(self, block_tokens: int) -> list[list[str]]:
+        """Return the rows of the workload's costs, one for each policy."""
+        return [
+            [
+                self.size,
+                policy,
+                f"{served.hits / self.total:.1%}",
+                f"{served.stores / served.hits:.2f}" if served.hits else "no hits",
+                *(f"{n * block_tokens * TOKEN_BYTES / GIB:,.0f}" for n in (served.stores, served.hits)),
+                f"{1e6 * served.cpu_s / self.total:.1f}",
+            ]
+            for policy, served in self.served.items()
+        ]
 
 
-HEADER = [
-    "host slots",
-    *POLICIES,
-    "optimum",
-    "no limit",
-    f"{TESTED} - best",
-    "gap closed",
-    *(f"stores, {policy}" for policy in (BASE, TESTED)),
-    *(f"us a block, {policy}" for policy in (BASE, TESTED)),
+HIT_HEADER = ["host slots", *CONTESTANTS, "optimum", "no limit", f"{TESTED} - best", "gap closed"]
+COST_HEADER = [
+    *("host slots", "policy", "hit rate", "stores per hit", "GiB to the host", "GiB from the host"),
+    "us a block",
 ]
 
 
@@ -222,13 +273,13 @@ def measure(workload: Workload) -> Iterator[Row]:
     for label, host_blocks in workload.sizes:
         served = {
             policy: sum(
-                (serve(policy, requests, host_blocks) for requests in variants), start=Served(0, 0, 0.0)
+                (serve_all(policy, requests, host_blocks) for requests in variants), start=Served(0, 0, 0.0)
             )
-            for policy in POLICIES
+            for policy in CONTESTANTS
         }
         optimum = sum(optimal_hits(requests, host_blocks) for requests in variants)
         row = Row(workload.title, label, total, served, optimum, no_limit)
-        click.echo(f"  {workload.title}: {' | '.join(row.cells())}", err=True)
+        click.echo(f"  {workload.title}: {' | '.join(row.hit_cells())}", err=True)
         yield row
 
 
@@ -239,12 +290,15 @@ def section(workload: Workload, rows: Sequence[Row]) -> list[str]:
     size = f"{several}{len(first):,} requests, {lives(first):,} blocks, "
     about = f"{size}{len({key for keys in first for key in keys}):,} of them distinct. {workload.note}"
     about = about[0].upper() + about[1:].rstrip()
+    costs = [cells for row in rows for cells in row.cost_rows(workload.block_tokens)]
     return [
         f"### {workload.title}",
         "",
         about,
         "",
-        *markdown_table(HEADER, [row.cells() for row in rows]),
+        *markdown_table(HIT_HEADER, [row.hit_cells() for row in rows]),
+        "",
+        *markdown_table(COST_HEADER, costs),
         "",
     ]
 
@@ -307,7 +361,8 @@ def agent_workload(
     live = sum(turn.live_blocks for variant in turns for turn in variant) / sum(map(len, turns))
     sizes = [(f"{int(live * share):,} ({label})", int(live * share)) for label, share in shares]
     requests = [[turn.keys for turn in variant] for variant in turns]
-    return Workload(title, requests, sizes, f"The live context has {live:,.0f} blocks.")
+    note = f"The live context has {live:,.0f} blocks."
+    return Workload(title, requests, sizes, note, AGENT_BLOCK_TOKENS)
 
 
 def agent_workloads(path: Path, limit: int | None) -> Iterator[Workload]:
@@ -352,7 +407,7 @@ def main(
     host_blocks: tuple[int, ...],
     output: Path | None,
 ) -> None:
-    """Measure the hit rate of every policy in `POLICIES`, on traces and generated workloads."""
+    """Measure the hits and costs of every policy of kvsm and of vLLM, on traces and generated workloads."""
     sources: list[Callable[[], Iterator[Workload]]] = []
     if trace is not None:
         sources.append(lambda: iter([trace_workload(trace.name, trace, host_blocks, limit)]))
@@ -367,7 +422,7 @@ def main(
             lines += section(workload, rows)
             measured += rows
     note = "a block of a trace or of generated conversations is 512 tokens, of a coding agent 1,024"
-    publish("Eviction policies", note, [*summary(measured), *lines], output)
+    publish("Eviction policies", f"{note}; {which_vllm()}", [*summary(measured), *lines], output)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ half of the live context, that is of the blocks of the last prompts of all runni
 agent sends its next request when the previous one is stored. For whole prompts, one request after the other,
 two more rows are given: LRU that evicts the beginning first, and the offline optimum.
 
-If vLLM is installed, its own manager gets the same calls (`CPUOffloadingManager`).
+If vLLM is installed, its own manager gets the same calls (`vllm_manager`).
 
     KVSM_TRACE=TRACE.jsonl KVSM_AGENTS=SESSIONS.jsonl.gz python benchmarks/stored_in_steps.py \
         --output benchmarks/results/stored_in_steps.md
@@ -29,15 +29,15 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from itertools import chain, islice, takewhile
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import click
 from control_plane import lives
 from page import markdown_table, publish
 from policies import optimal_hits
+from vllm_manager import VLLM_POLICIES, VllmRequest, make_manager, which_vllm
 from workload import TRACE_BLOCK_TOKENS, Requests, agent_turns, expanded
 
 from kvsm.core.offloader import Offloader
@@ -101,35 +101,21 @@ class VllmHost(Host):
     """vLLM's manager, with one of its policies."""
 
     def __init__(self, policy: str, host_blocks: int) -> None:
-        from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
-
-        self._manager = CPUOffloadingManager(host_blocks, cache_policy=policy)
-        self._contexts: dict[str, Any] = {}
+        self._manager = make_manager(policy, host_blocks)
+        self._requests: dict[str, VllmRequest] = {}
 
     def match(self, request: str, keys: Sequence[bytes]) -> int:
-        from vllm.v1.kv_offload.base import LookupResult, ReqContext
-
-        manager, context = self._manager, ReqContext(req_id=request)
-        self._contexts[request] = context
-        manager.on_new_request(context)
-        for place, key in enumerate(keys):
-            context.set_offload_key_position(key, place + 1)
-        hits = 0
-        while hits < len(keys) and manager.lookup(keys[hits], context) is LookupResult.HIT:
-            hits += 1
-        if hits:
-            manager.touch(keys[:hits], context)
-            manager.prepare_load(keys[:hits], context)
-            manager.complete_load(keys[:hits], context)
+        running = self._requests[request] = VllmRequest(self._manager, request, keys)
+        hits = running.plan_load()
+        running.end_copies()
         return hits
 
     def store(self, request: str, keys: Sequence[bytes], parent: bytes) -> None:  # noqa: ARG002
-        output = self._manager.prepare_store(keys, self._contexts[request])
-        if output is not None and output.keys_to_store:
-            self._manager.complete_store(output.keys_to_store, self._contexts[request])
+        self._requests[request].plan_store(keys)
+        self._requests[request].end_copies()
 
     def finish(self, request: str) -> None:
-        self._manager.on_request_finished(self._contexts.pop(request))
+        self._requests.pop(request).finish()
 
     def has(self, key: bytes) -> bool:
         from vllm.v1.kv_offload.base import LookupResult, ReqContext
@@ -201,9 +187,7 @@ def hosts() -> dict[str, Callable[[int], Host]]:
         return lambda host_blocks: VllmHost(policy, host_blocks)
 
     found = {policy: kvsm(policy) for policy in POLICIES}
-    if find_spec("vllm") is not None:
-        found |= {f"vLLM's {policy}": vllm(policy) for policy in ("lru", "arc")}
-    return found
+    return found | {f"vLLM's {policy}": vllm(policy) for policy in VLLM_POLICIES}
 
 
 HEADER = [
@@ -300,7 +284,7 @@ def main(
     if agents is not None:
         for at_once in AGENTS_AT_ONCE:
             lines += agents_table(agents, at_once, sessions)
-    publish("Prompts stored over several steps", "one block is 512 tokens", lines, output)
+    publish("Prompts stored over several steps", f"one block is 512 tokens; {which_vllm()}", lines, output)
 
 
 if __name__ == "__main__":
