@@ -1,9 +1,9 @@
-"""Expand states: take every action and check what follows, in this process or in forked ones.
+"""Expand states: take their actions and check what follows, in this process or in forked ones.
 
-An expander loads a state, takes each of its actions, and checks each state that follows. It is the only part
-of the explorer that runs the model. It runs in the explorer's own process or in forked ones, with the same
-result: each process sends every state that it has not sent before, so a state's first appearance in the
-explorer's order always comes with the state itself.
+An expander loads a state, takes each action that it is asked for, and checks each state that follows. It is
+the only part of the explorer that runs the model. It runs in the explorer's own process or in forked ones,
+with the same result: each process sends every state that it has not sent before, so a state's first
+appearance in the explorer's order always comes with the state itself.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
 from kvsm.check.explore import coverage
+from kvsm.check.explore.budgets import FREE, Left, ModelBudgets
 from kvsm.check.explore.coverage import TableEdge
 from kvsm.check.explore.model import Model
 from kvsm.check.worlds.requirement import Kind, Requirement
@@ -33,30 +34,51 @@ BATCH_STATES = 128
 """How many states a process expands at most between two messages."""
 
 
-class Expansion(NamedTuple):
-    """What a state leads to.
+class Task(NamedTuple):
+    """Actions to take from a saved state. asked: each action with what is left before it."""
 
-    moves: (action, fingerprint) of each action that applies.
-    new: the states among them that were not sent before, by fingerprint.
-    wind_down: which of the moves winds down; -1 if none does.
-    holds: a bit for each "eventually" that holds in the state.
-    reached: a bit for each "sometimes" that is first seen to hold after some move.
-    broken: the last action and what it broke. The action is among the moves if a state follows it.
+    saved: Any
+    asked: Sequence[tuple[Any, Left]]
+
+
+class NewState(NamedTuple):
+    """A state that was seen for the first time.
+
+    saved: the state.
+    actions: what may happen in it while every budget has something left.
+    wind_down: which of the actions winds down; -1 if none does.
+    holds: a bit for each "eventually" that holds in it.
+    faded: its fingerprint when the fading budget is used up (`ModelBudgets.faded`).
     """
 
-    moves: list[tuple[Any, Hashable]]
-    new: dict[Hashable, Any]
+    saved: Any
+    actions: tuple[Any, ...]
     wind_down: int
     holds: int
+    faded: Hashable
+
+
+class Expansion(NamedTuple):
+    """What the actions of a task lead to.
+
+    after: the fingerprint after each action; None if the action does not apply.
+    new: the states among them that were not sent before, by fingerprint.
+    reached: a bit for each "sometimes" that is first seen to hold after some action.
+    broken: the place of the last action that was taken, and what it broke. `after` has its fingerprint if a
+        state follows it.
+    """
+
+    after: list[Hashable]
+    new: dict[Hashable, NewState]
     reached: int
-    broken: tuple[Any, Finding] | None
+    broken: tuple[int, Finding] | None
 
 
 class Expander:
     """Expands states. known: fingerprints of states that need not be checked or sent again."""
 
-    def __init__(self, model: Model[Any, Any], known: Container[Hashable]) -> None:
-        self._model, self._known = model, known
+    def __init__(self, model: Model[Any, Any], budgets: ModelBudgets, known: Container[Hashable]) -> None:
+        self._model, self._budgets, self._known = model, budgets, known
         of: dict[Kind, list[Requirement[Any]]] = {kind: [] for kind in Kind}
         for one in model.requirements:
             of[one.kind].append(one)
@@ -64,45 +86,58 @@ class Expander:
         self._sometimes = list(enumerate(of[Kind.SOMETIMES]))
         """The "sometimes" that this expander has not seen hold, with their bits."""
 
-    def expand(self, saved: Any) -> Expansion:
-        """Take every action of a saved state."""
-        model, known = self._model, self._known
-        state = model.load(saved)
-        actions = list(model.actions(state))
-        holds, winding = self._progress_of(state, actions)
-        moves: list[tuple[Any, Hashable]] = []
-        new: dict[Hashable, Any] = {}
-        wind_down, reached = -1, 0
-        is_fresh = True
-        for action in actions:
+    def expand(self, task: Task) -> Expansion:
+        """Take the actions of a task, until something is broken."""
+        model, budgets, known = self._model, self._budgets, self._known
+        after: list[Hashable] = []
+        new: dict[Hashable, NewState] = {}
+        reached = 0
+        state, is_fresh = model.load(task.saved), True
+        for place, (action, left) in enumerate(task.asked):
             if not is_fresh:
-                state = model.load(saved)
+                state = model.load(task.saved)
+            budgets.set_left(state, left)
             try:
-                after = model.next(state, action)
+                following = model.next(state, action)
             except Exception as error:
-                return Expansion(moves, new, wind_down, holds, reached, (action, finding_of(error)))
-            is_fresh = after is None
-            if after is None:
+                return Expansion(after, new, reached, (place, finding_of(error)))
+            is_fresh = following is None
+            if following is None:
+                after.append(None)
                 continue
             try:
-                fingerprint = model.fingerprint(after)
+                fingerprint = budgets.fingerprint(following)
             except Exception:
                 # A broken state may have no fingerprint. If nothing is broken, the model is at fault.
-                finding = self.broken(after)
+                finding = self.broken(following)
                 if finding is None:
                     raise
-                return Expansion(moves, new, wind_down, holds, reached, (action, finding))
-            if winding is not None and action == winding:
-                wind_down = len(moves)
-            moves.append((action, fingerprint))
+                return Expansion(after, new, reached, (place, finding))
+            after.append(fingerprint)
             if self._sometimes:
-                reached |= self.reached(after)
+                reached |= self.reached(following)
             if fingerprint not in known and fingerprint not in new:
-                finding = self.broken(after)
+                finding = self.broken(following)
                 if finding is not None:
-                    return Expansion(moves, new, wind_down, holds, reached, (action, finding))
-                new[fingerprint] = model.save(after)
-        return Expansion(moves, new, wind_down, holds, reached, None)
+                    return Expansion(after, new, reached, (place, finding))
+                new[fingerprint] = self.seen(following, fingerprint)
+        return Expansion(after, new, reached, None)
+
+    def seen(self, state: Any, fingerprint: Hashable) -> NewState:
+        """Save a state with what the search needs to know of it."""
+        faded = self._budgets.faded(state, fingerprint)
+        self._budgets.set_left(state, self._budgets.whole)
+        actions = tuple(self._model.actions(state))
+        wind_down, holds = -1, 0
+        if self._eventually:
+            holds = sum(1 << bit for bit, one in enumerate(self._eventually) if one.holds(state))
+            winding = self._model.wind_down(state)
+            if winding is not None and (winding not in actions or self._budgets.spends(winding) != FREE):
+                raise ConfigError(
+                    f"model {self._model.name}: {winding!r} should wind down and is not among the actions"
+                )
+            wind_down = -1 if winding is None else actions.index(winding)
+        return NewState(self._model.save(state), actions, wind_down, holds, faded)
 
     def broken(self, state: Any) -> Finding | None:
         """The first "always" that does not hold in the state. An exception is the finding itself."""
@@ -125,18 +160,6 @@ class Expander:
             self._sometimes = [(bit, one) for bit, one in self._sometimes if not reached >> bit & 1]
         return reached
 
-    def _progress_of(self, state: Any, actions: Sequence[Any]) -> tuple[int, Any]:
-        """The "eventually" that hold in the state, as bits, and the action that winds down."""
-        if not self._eventually:
-            return 0, None
-        holds = sum(1 << bit for bit, one in enumerate(self._eventually) if one.holds(state))
-        winding = self._model.wind_down(state)
-        if winding is not None and winding not in actions:
-            raise ConfigError(
-                f"model {self._model.name}: {winding!r} should wind down and is not among the actions"
-            )
-        return holds, winding
-
 
 @contextmanager
 def collecting_young_objects() -> Iterator[None]:
@@ -152,7 +175,7 @@ def collecting_young_objects() -> Iterator[None]:
 class Processes:
     """Forked processes that expand a level together. A context manager."""
 
-    def __init__(self, model: Model[Any, Any], jobs: int) -> None:
+    def __init__(self, model: Model[Any, Any], budgets: ModelBudgets, jobs: int) -> None:
         context = get_context("fork")  # so that a model may be made of closures
         self._workers: list[tuple[Any, Connection]] = []
         self._busy: dict[Connection, int] = {}
@@ -160,7 +183,7 @@ class Processes:
         for _ in range(jobs):
             here, there = context.Pipe()
             not_theirs = [connection for _, connection in self._workers] + [here]
-            process = context.Process(target=_serve, args=(model, there, not_theirs), daemon=True)
+            process = context.Process(target=_serve, args=(model, budgets, there, not_theirs), daemon=True)
             process.start()
             there.close()
             self._workers.append((process, here))
@@ -174,10 +197,10 @@ class Processes:
             process.join()
             connection.close()
 
-    def expand(self, level: Sequence[Any]) -> Iterator[Expansion]:
-        """Yield the expansion of each state, in order. The caller may stop early."""
-        size = max(1, min(BATCH_STATES, len(level) // (4 * len(self._workers))))
-        batches = deque(enumerate(level[first : first + size] for first in range(0, len(level), size)))
+    def expand(self, tasks: Sequence[Task]) -> Iterator[Expansion]:
+        """Yield the expansion of each task, in order. The caller may stop early."""
+        size = max(1, min(BATCH_STATES, len(tasks) // (4 * len(self._workers))))
+        batches = deque(enumerate(tasks[first : first + size] for first in range(0, len(tasks), size)))
         done: dict[int, list[Expansion]] = {}
         for wanted in range(len(batches)):
             while wanted not in done:
@@ -199,7 +222,7 @@ class Processes:
             taken |= self._answer(connection)
         return taken
 
-    def _send(self, connection: Connection, batch: Sequence[Any] | None) -> None:
+    def _send(self, connection: Connection, batch: Sequence[Task] | None) -> None:
         try:
             connection.send(batch)
         except OSError:
@@ -225,18 +248,20 @@ def _killed() -> ConfigError:
     )
 
 
-def _serve(model: Model[Any, Any], connection: Connection, not_ours: Sequence[Connection]) -> None:
+def _serve(
+    model: Model[Any, Any], budgets: ModelBudgets, connection: Connection, not_ours: Sequence[Connection]
+) -> None:
     """The main function of a process: expand batches until None comes, then send the edges taken."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the explorer decides when to stop
     for inherited in not_ours:
         inherited.close()  # otherwise this process would not notice the end of the explorer
     with suppress(EOFError, ConnectionError):
-        _expand_batches(model, connection)
+        _expand_batches(model, budgets, connection)
 
 
-def _expand_batches(model: Model[Any, Any], connection: Connection) -> None:
+def _expand_batches(model: Model[Any, Any], budgets: ModelBudgets, connection: Connection) -> None:
     known: set[Hashable] = set()
-    expander = Expander(model, known)
+    expander = Expander(model, budgets, known)
     coverage.forget()
     with collecting_young_objects():
         while (batch := connection.recv()) is not None:
@@ -249,10 +274,10 @@ def _expand_batches(model: Model[Any, Any], connection: Connection) -> None:
 
 
 def _expand_all(
-    expander: Expander, batch: Iterable[Any], learn: Callable[[Iterable[Hashable]], None]
+    expander: Expander, batch: Iterable[Task], learn: Callable[[Iterable[Hashable]], None]
 ) -> list[Expansion]:
     expansions = []
-    for saved in batch:
-        expansions.append(expander.expand(saved))
+    for task in batch:
+        expansions.append(expander.expand(task))
         learn(expansions[-1].new)
     return expansions

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from msgspec import structs
 
+from kvsm.check.explore.budgets import FREE, Left
 from kvsm.check.explore.live_model import LiveModel, WorldScope
 from kvsm.check.worlds.refusing_policy import REFUSING
 from kvsm.check.worlds.serving_goals import (
@@ -32,9 +33,51 @@ from kvsm.check.worlds.serving_goals import (
     WAITS_FOR_LOAD,
     WAITS_FOR_STORE,
 )
-from kvsm.check.worlds.serving_world import Budgets, RequestSpec, ServingOptions, ServingWorld
+from kvsm.check.worlds.serving_world import Budgets, RequestSpec, ServingOptions, ServingWorld, spent
 from kvsm.check.worlds.small_request import HASH_TOKENS
+from kvsm.check.worlds.world import Action
 from kvsm.core.scheduler import GroupKind, KVCacheGroup, LastStep, StoreMode
+
+
+class ServingBudgets:
+    """The budgets of the serving worlds of one model.
+
+    No code under test reads them. After the last crash, a world forgets what the log has written. After the
+    last repeat, it does not matter any more which report ended a copy.
+    """
+
+    def __init__(self, model: ServingModel) -> None:
+        left = self._whole = model.make_world().left
+        self._renamed, self._names = model.renamed, tuple(left)
+        self._places = {
+            action: self._names.index(budget) for action, budget in ServingWorld.budget_of.items()
+        }
+        self.whole = tuple(left.values())
+        self.remembered = (self._names.index("crashes"),)
+        self.fading = self._names.index("repeats") if self.whole[self._names.index("repeats")] else None
+
+    def set_left(self, state: ServingWorld, left: Left) -> None:
+        state.left = dict(zip(self._names, left))
+
+    def spends(self, action: Action) -> int:
+        return self._places.get(str(action[0]), FREE)
+
+    def spent(self, left: Left, budget: int) -> Left:
+        return tuple(spent(dict(zip(self._names, left)), self._names[budget]).values())
+
+    def fingerprint(self, state: ServingWorld) -> bytes:
+        left, state.left = state.left, self._whole
+        fingerprint = state.fingerprint(renamed=self._renamed)
+        state.left = left
+        return fingerprint
+
+    def faded(self, state: ServingWorld, fingerprint: bytes) -> bytes:
+        if self.fading is None or state.over is None:
+            return fingerprint
+        over, state.over = state.over, None
+        fingerprint = self.fingerprint(state)
+        state.over = over
+        return fingerprint
 
 
 class ServingModel(LiveModel[ServingWorld]):
@@ -42,6 +85,10 @@ class ServingModel(LiveModel[ServingWorld]):
 
     family = "serving"
     always = SERVING_ALWAYS
+
+    def __init__(self, scope: WorldScope, *, renamed: bool = True) -> None:
+        super().__init__(scope, renamed=renamed)
+        self.budgets = ServingBudgets(self)
 
     def make_world(self) -> ServingWorld:
         return ServingWorld(self.scope.options, keep_events=False)

@@ -19,7 +19,7 @@ The small engine checks some properties itself (`kvsm.check.worlds.small_engine`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Annotated, Any
 
@@ -159,6 +159,12 @@ _BUDGET_OF = {
 }
 """Action -> the budget that it spends."""
 _CORE = "policy", "blocks_per_chunk", "store_threshold", "max_live_transfers", "defer_ticks", "transfer_ticks"
+
+
+def spent(left: Mapping[str, int], budget: str) -> dict[str, int]:
+    """What is left of all budgets after a disturbance that spends this one. With `most` all are used up."""
+    after = {**left, budget: left[budget] - 1, "most": left["most"] - 1}
+    return after if after["most"] else dict.fromkeys(after, 0)
 
 
 def _over(world: ServingWorld, _: Names) -> bool:
@@ -365,10 +371,7 @@ class ServingWorld:
         return True
 
     def _spend(self, budget: str) -> None:
-        self.left[budget] -= 1
-        self.left["most"] -= 1
-        if not self.left["most"]:
-            self.left = dict.fromkeys(self.left, 0)
+        self.left = spent(self.left, budget)
         if isinstance(self.engine.log, FlushedLog) and not self.left["crashes"]:
             self.engine.log.left = None
 

@@ -18,8 +18,9 @@ from places import search_path
 from toy_models import Graph, Plain, TwoPhaseCommit, always, eventually, sometimes
 
 from kvsm.check.explore import explorer
+from kvsm.check.explore.budgets import NoBudgets
 from kvsm.check.explore.coverage import all_edges, never_taken
-from kvsm.check.explore.expansion import Processes
+from kvsm.check.explore.expansion import Processes, Task
 from kvsm.check.explore.explorer import ExplorationProgress, explore
 from kvsm.check.explore.model import Exploration, Verdict
 from kvsm.check.explore.winding import END, UNEXPLORED, wind_down
@@ -436,12 +437,13 @@ def test_a_process_that_is_killed_is_told() -> None:
 
 def test_a_process_that_is_killed_while_it_waits_is_told() -> None:
     """A killed process can neither take a batch nor report its edges."""
-    with Processes(Failing(lambda: None), 1) as processes:
+    model = Failing(lambda: None)
+    with Processes(model, NoBudgets(model), 1) as processes:
         ((worker, _),) = processes._workers
         worker.kill()
         worker.join()
         with pytest.raises(ConfigError, match="was killed, perhaps for lack of memory"):
-            list(processes.expand([0]))
+            list(processes.expand([Task(0, [("go", ())])]))
         with pytest.raises(ConfigError, match="was killed, perhaps for lack of memory"):
             processes.edges()
 
