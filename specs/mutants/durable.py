@@ -72,8 +72,8 @@ DURABLE = (
         edits=(
             Edit(
                 "kvsm.explain.metrics:Metrics._evicted",
-                "self._counts[_EVICTED] += len(slots) if type(slots) is tuple else count(slots)",
-                "self._counts[_EVICTED] += 1",
+                "self._counts.grown[_EVICTED] += len(slots) if type(slots) is tuple else count(slots)",
+                "self._counts.grown[_EVICTED] += 1",
             ),
         ),
     ),

@@ -188,8 +188,9 @@ LOGS = (
         edits=(
             Edit(
                 f"{_WRITER}.flush",
-                "if self._flushed_ns <= now < self._nothing_until_ns and not self._place.events:",
-                "if self._flushed_ns <= now < self._nothing_until_ns:",
+                "if not self._place.events and "
+                "self._flushed_ns <= time.monotonic_ns() < self._nothing_until_ns:",
+                "if self._flushed_ns <= time.monotonic_ns() < self._nothing_until_ns:",
             ),
         ),
     ),
