@@ -145,6 +145,12 @@ FOUND_ALONE: Mapping[int, Mapping[str, FoundAlone]] = {
         "M15": FoundAlone(
             "kvsm fuzz --target layers --seed 1 --runs 200", "layers", Property.ONE_RELEASE_PER_HOLD, 2431
         ),
+        "M150": FoundAlone(
+            "kvsm check threads --scope disk-interval --states 5000",
+            "threads",
+            Property.FAILURE_IS_NOT_SUCCESS,
+            157,
+        ),
         "M151": FoundAlone(
             "kvsm fuzz --target log --seed 1 --runs 150", "log", Property.EVENTS_ARE_STATE, 932
         ),
@@ -462,6 +468,24 @@ FOUND_ALONE: Mapping[int, Mapping[str, FoundAlone]] = {
         "M16": FoundAlone(
             "kvsm fuzz --target layers --seed 2 --runs 200", "layers", Property.CORRECT_BYTES, 202
         ),
+        "M150": FoundAlone(
+            "kvsm check threads --scope disk-interval --states 5000",
+            "threads",
+            Property.FAILURE_IS_NOT_SUCCESS,
+            157,
+        ),
+        "M151": FoundAlone(
+            "kvsm fuzz --target log --seed 2 --runs 150", "log", Property.EVENTS_ARE_STATE, 16966
+        ),
+        "M152": FoundAlone(
+            "kvsm fuzz --target hand-over --seed 2 --runs 200",
+            "hand-over",
+            Property.ONE_RELEASE_PER_HOLD,
+            711,
+        ),
+        "M153": FoundAlone(
+            "kvsm fuzz --target core --seed 2 --runs 500", "core", Property.EVENTS_ARE_STATE, 30003
+        ),
         "M160": FoundAlone(
             "kvsm fuzz --target wrong-books --seed 2 --runs 50", "wrong-books", Property.STALE_REPORTS, 49
         ),
@@ -668,7 +692,6 @@ UNFOUND: Mapping[int, Mapping[str, int]] = {
         "M142": 1,
         "M143": 1,
         "M144": 1,
-        "M150": 1,
         "M152": 1,
         "M153": 1,
         "M18": 1,
