@@ -131,15 +131,15 @@ def test_a_broken_machine_is_found_shrunk_saved_and_repeated(tmp_path: Path) -> 
     target = "my_test_block_pool:Pool"
     found = counted(target, "--log", "found")
     assert found.exit_code == ExitCode.BROKEN
-    assert f"{target}: conservation (S1) is broken: 5 steps, shrunk from " in found.stdout
-    assert "  5. state.let_all_end()\n" in found.stdout
+    [(broken, steps)] = re.findall(rf"{target}: (.+) is broken: (\d+) steps, shrunk from ", found.stdout)
+    assert f"\n  {steps}. " in found.stdout
     again = fuzz("--replay", "found", "--target", target)
     assert (again.exit_code, again.stdout in found.stdout) == (ExitCode.BROKEN, True)
     [test] = (tmp_path / "found").glob("test_*.py")
     made: dict[str, Any] = {}
     exec(compile(test.read_text(), str(test), "exec"), made)
     [written] = [one for name, one in made.items() if name.startswith("test_")]
-    with pytest.raises(Exception, match=r"conservation \(S1\)"):
+    with pytest.raises(Exception, match=re.escape(broken)):
         written()
 
 
