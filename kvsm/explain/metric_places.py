@@ -7,6 +7,7 @@ after them one for the sum of its values.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ Series = tuple[str, ...]
 """(name of a metric, *values of its labels)."""
 
 SUM = "sum"
-"""Stands in `NAMES` where the index of a bucket would stand, for the sum of a histogram."""
+"""In `NAMES`, the last item for the sum of a histogram, where a bucket has its index."""
 
 
 class HistogramValue(msgspec.Struct, frozen=True):
@@ -60,7 +61,7 @@ def _places() -> tuple[list[Series], dict[Series, int]]:
 
 
 NAMES: Sequence[Series]
-"""For each place: the series. For a place of a histogram, the index of the bucket or `SUM` follows."""
+"""For each place: its series, and in a histogram also the index of the bucket, or `SUM`."""
 
 PLACES: Mapping[Series, int]
 """Series -> its place; of a histogram, the place of its first bucket."""
@@ -76,12 +77,22 @@ def sum_place(series: Series) -> int:
 _BOUNDS = {metric.name: metric.bounds for metric in COUNTED}
 
 
-class _Histogram(msgspec.Struct, frozen=True):
+class Buckets(msgspec.Struct, frozen=True, gc=False):
     """The bounds of a histogram, and the places of its first bucket and of its sum."""
 
     bounds: tuple[float, ...]
     first: int
     sum: int
+
+    @classmethod
+    def of(cls, *series: str) -> Buckets:
+        """series: the name of a histogram, and the values of its labels."""
+        return cls(_BOUNDS[series[0]], PLACES[series], sum_place(series))
+
+    def observe(self, grown: dict[int, float], value: float) -> None:
+        """Count a value."""
+        grown[self.first + bisect_left(self.bounds, value)] += 1
+        grown[self.sum] += value
 
 
 def _form(metric: Metric, series: Series) -> Any:
@@ -90,7 +101,7 @@ def _form(metric: Metric, series: Series) -> Any:
         return {label: _form(metric, (*series, label)) for label in labels[len(series) - 1]}
     if metric.kind == "counter":
         return PLACES[series]
-    return _Histogram(metric.bounds, PLACES[series], sum_place(series))
+    return Buckets.of(*series)
 
 
 _FORMS = {metric.name: _form(metric, (metric.name,)) for metric in COUNTED}

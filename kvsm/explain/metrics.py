@@ -29,7 +29,7 @@ from kvsm.core.log.fold import walk
 from kvsm.core.log.trust import Trust
 from kvsm.core.offloader import EventSink, Offloader
 from kvsm.events import Direction, OffloadingEvent, SkipReason
-from kvsm.explain.metric_places import NAMES, PLACES, SUM, HistogramValue, sum_place, values_of
+from kvsm.explain.metric_places import NAMES, PLACES, SUM, Buckets, HistogramValue, values_of
 from kvsm.explain.metric_table import (
     BY_FINISH,
     BY_PREEMPTION,
@@ -120,27 +120,8 @@ def spread(bounds: Sequence[float], counts: Sequence[int], total: float) -> list
     return values
 
 
-class _Buckets(msgspec.Struct, frozen=True, gc=False):
-    """The places of a histogram: of its first bucket and of its sum."""
-
-    bounds: tuple[float, ...]
-    first: int
-    sum: int
-
-    @classmethod
-    def of(cls, name: str, *labels: str) -> _Buckets:
-        """name, labels: a series of `metric_places.PLACES`."""
-        series = (name, *labels)
-        return cls(EXPORTED[name].bounds, PLACES[series], sum_place(series))
-
-    def observe(self, grown: dict[int, float], value: float) -> None:
-        """Count a value."""
-        grown[self.first + bisect_left(self.bounds, value)] += 1
-        grown[self.sum] += value
-
-
 _ALLOCATED, _TICKS_WAITED, _SECONDS_WAITED = map(
-    _Buckets.of, ("allocation_blocks", "deferral_ticks", "deferral_seconds")
+    Buckets.of, ("allocation_blocks", "deferral_ticks", "deferral_seconds")
 )
 
 
@@ -183,10 +164,10 @@ class _Way(msgspec.Struct, frozen=True, gc=False):
     abandoned: int
     ended: dict[str, int]
     copied: int
-    blocks: _Buckets
-    bytes: _Buckets
-    seconds: _Buckets
-    steps: _Buckets
+    blocks: Buckets
+    bytes: Buckets
+    seconds: Buckets
+    steps: Buckets
 
     @classmethod
     def of(cls, way: str, copied: str) -> _Way:
@@ -197,7 +178,7 @@ class _Way(msgspec.Struct, frozen=True, gc=False):
             PLACES["transfers_abandoned", way],
             {end: PLACES["transfers_ended", way, end] for end in ENDS},
             PLACES[copied,],
-            *[_Buckets.of(name, way) for name in histograms],
+            *[Buckets.of(name, way) for name in histograms],
         )
 
 
@@ -341,7 +322,8 @@ class Metrics:
     def take_growth(self) -> dict[int, float]:
         """Return how much each counted place (`metric_places`) has grown since the last call.
 
-        It may be 0. Only the thread that counts events may call it.
+        Growth of 0 may be among it. For one reader, on the thread that counts events: the next call does not
+        tell this growth again.
         """
         before, grown = self._counts.before, self._counts.grown
         grown[_DROPPED] = self.log_health()[0] - before[_DROPPED]

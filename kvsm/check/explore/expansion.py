@@ -35,7 +35,7 @@ BATCH_STATES = 128
 
 
 class Task(NamedTuple):
-    """Actions to take from a saved state. asked: each action with what is left before it."""
+    """Actions to take from a saved state. asked: (action, what is left of the budgets before it)."""
 
     saved: Any
     asked: Sequence[tuple[Any, Left]]

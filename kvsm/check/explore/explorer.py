@@ -314,7 +314,7 @@ class _ExplorerSearch:
         self._forms.append(_Form(seen, moves, (2 * len(self._forms), 2 * faded + 1)))
 
     def _next_level(self, expand: Expand) -> None:
-        """Expand the states that were not expanded yet: these of the current level."""
+        """Expand the states of the current level."""
         level = range(self._expanded, len(self._form_of))
         asked = {number: wanted for number in level if (wanted := self._unknown(number))}
         expansions = iter(expand([self._task(number, wanted) for number, wanted in asked.items()]))

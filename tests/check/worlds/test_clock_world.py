@@ -216,10 +216,10 @@ def test_a_negative_duration_in_the_tables(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_counter_that_decreases(monkeypatch: pytest.MonkeyPatch) -> None:
-    def observe(buckets: metrics._Buckets, grown: dict[int, float], _: float) -> None:
+    def observe(buckets: metrics.Buckets, grown: dict[int, float], _: float) -> None:
         grown[buckets.sum] -= buckets is metrics._SECONDS_WAITED
 
-    monkeypatch.setattr(metrics._Buckets, "observe", observe)
+    monkeypatch.setattr(metrics.Buckets, "observe", observe)
     assert "the counter deferral_seconds sum decreases" in found(*WAITING)
 
 
