@@ -29,7 +29,7 @@ from kvsm.core.ledger.snapshot import restore, snapshot
 from kvsm.core.log import MemoryLog, WholeState
 from kvsm.errors import LogWriteFailed
 from kvsm.events import OffloadConfig, OffloadingEvent, RejectReason, Restarted, SkipReason
-from kvsm.explain.metric_places import NAMES, PLACES, HistogramValue, values_of
+from kvsm.explain.metric_places import NAMES, PLACES, HistogramValue, sum_place, values_of
 from kvsm.explain.metric_table import EXPORTED, METRICS, Metric
 from kvsm.explain.metrics import Metrics, gauges, spread
 from kvsm.explain.vllm_metric_names import SHARED, USAGES
@@ -137,6 +137,17 @@ def test_taking_the_growth_leaves_the_values() -> None:
     store(core, "q", keys(2, "other"), 8)
     assert metrics.take_growth()[place] == 2
     assert metrics.values()["blocks_stored"] == 5
+
+
+def test_the_growth_of_a_time_is_in_seconds() -> None:
+    """Inside, the times of transfers are added up in nanoseconds."""
+    wall = iter(range(0, 1 << 40, 250_000_000))
+    core = Offloader(OffloadConfig(host_blocks=8, device_blocks=8), clock_ns=lambda: next(wall))
+    metrics = Metrics.attached_to(core)
+    store(core, "r", keys(3))
+    seconds = metrics.values()["transfer_seconds"]["store"].sum
+    assert 0 < seconds < 10
+    assert metrics.take_growth()[sum_place(("transfer_seconds", "store"))] == pytest.approx(seconds)
 
 
 def test_every_metric_has_a_value_for_every_label() -> None:
