@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -107,9 +108,23 @@ def test_the_nightly_run_tells_an_index_that_does_not_answer_from_a_change_of_vl
     python.chmod(0o755)
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "TMPDIR": str(tmp_path)}
     environment.pop("GITHUB_STEP_SUMMARY", None)
-    ended = subprocess.run([ROOT / ".ci/nightly"], env=environment, capture_output=True, text=True)
+    ended = subprocess.run([ROOT / ".ci/nightly", "vllm"], env=environment, capture_output=True, text=True)
     assert ended.returncode == 2
     assert "the package index names no version of vLLM" in ended.stdout
+
+
+@pytest.mark.parametrize("arguments", [["0.33.0"], ["search", "0"], ["search", "1.5"]], ids=" ".join)
+def test_the_nightly_run_refuses_unusable_arguments(arguments: list[str]) -> None:
+    ended = subprocess.run([ROOT / ".ci/nightly", *arguments], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert f"'{arguments[-1]}'" in ended.stderr
+
+
+def test_a_search_tries_all_cases_of_slow_tests_instead_of_those_of_the_day() -> None:
+    asked = 'from examples import drawn_today, of_today; print(of_today("abc", 3), drawn_today("abc", 1))'
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests" / "support"), "KVSM_EVERY": "1"}
+    command = [sys.executable, "-c", asked]
+    assert subprocess.check_output(command, env=environment, text=True) == "abc abc\n"
 
 
 @pytest.mark.parametrize("script", ["nightly", "run", "vllm", "wheels", "workflows"])

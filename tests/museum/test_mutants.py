@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import re
 from contextlib import suppress
 from datetime import date
@@ -19,7 +18,7 @@ from mutants import AREAS, MUTANTS, Mutant
 from mutants.found import FOUND, MACHINE, MISSED
 from mutants.table import README, readme
 
-from examples import of_today
+from examples import drawn_today, of_today
 from kvsm.cli import main
 from kvsm.cli.museum import search_all
 from kvsm.system.executors.forked import ForkedProcesses
@@ -123,7 +122,7 @@ def test_a_sample_that_changes_by_day_is_found_or_missed_as_pinned() -> None:
     """
     found = [id for id, one in FOUND.items() if one.checker not in {MACHINE, *WITH_VLLM}]
     missed = [id for id in MISSED if not MUTANTS[id].needs_vllm]
-    ids = [*random.Random(date.today().toordinal()).sample(found, FOUND_IN_SAMPLE), *of_today(missed, 24)]
+    ids = [*drawn_today(found, FOUND_IN_SAMPLE), *of_today(missed, 24)]
     for result in search_all(ids, ForkedProcesses(2)):
         seen = None
         if result.finding is not None and result.checker != MACHINE:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from datetime import datetime, timezone
+from random import Random
 from typing import TypeVar
 
 SHARE = 1 if "CI" in os.environ else 5
 """One of this many cases is tried."""
+EVERY = os.environ.get("KVSM_EVERY") == "1"
+"""Whether slow tests try all their cases, and not only those of the day, as in `.ci/nightly search`."""
 _T = TypeVar("_T")
 
 
@@ -32,4 +35,9 @@ def seeds_of_today(number: int) -> range:
 
 def of_today(cases: Sequence[_T], days: int) -> Sequence[_T]:
     """Return the cases that a slow test tries today: in this many days it tries each case once."""
-    return cases[TODAY % days :: days]
+    return cases if EVERY else cases[TODAY % days :: days]
+
+
+def drawn_today(cases: Sequence[_T], number: int) -> Sequence[_T]:
+    """Return `number` cases that a slow test tries today, drawn anew each day."""
+    return cases if EVERY else Random(TODAY).sample(cases, number)

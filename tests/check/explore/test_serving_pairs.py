@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import combinations, product
-from random import Random
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from museum import EXHIBITS
 from museum.small_scopes import MISSED, REFUTED_BY
 from planted_bugs import forget
 
-from examples import TODAY
+from examples import drawn_today
 from kvsm.check.explore.coverage import all_edges
 from kvsm.check.explore.explorer import explore
 from kvsm.check.explore.model import Verdict
@@ -69,14 +68,14 @@ def test_state_counts_are_pinned(name: str, states: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", Random(TODAY).sample(sorted(PAIRS), 6))
+@pytest.mark.parametrize("name", drawn_today(sorted(PAIRS), 6))
 def test_nothing_is_refuted_in_scopes_of_the_day(name: str) -> None:
     """S1 to S18, as far as the world sees them. `kvsm check serving --scope pairs` explores all of them."""
     assert explore(ServingModel(PAIRS[name]), max_states=MOST_STATES).refutation is None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", Random(TODAY).sample(["aborts", "losing", "no-references", "hybrid"], 1))
+@pytest.mark.parametrize("name", drawn_today(["aborts", "losing", "no-references", "hybrid"], 1))
 def test_verdict_is_the_same_with_numbered_workers(name: str) -> None:
     """Workers that differ in nothing but their numbers are one and the same."""
     numbered = explore(ServingModel(SCOPES[name], renamed=False))
@@ -137,7 +136,7 @@ def test_each_of_the_first_forty_exhibits_is_refuted_or_missed_for_a_reason() ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("id", Random(TODAY).sample(sorted(REFUTED_BY), 5))
+@pytest.mark.parametrize("id", drawn_today(sorted(REFUTED_BY), 5))
 def test_a_small_scope_alone_refutes_the_exhibit(id: str) -> None:
     scope = MODELS["serving"].scopes[REFUTED_BY[id]]
     with EXHIBITS[id].put_back():

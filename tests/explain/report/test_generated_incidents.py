@@ -3,20 +3,16 @@ are compatible."""
 
 from __future__ import annotations
 
-from datetime import date
 from itertools import combinations
 from pathlib import Path
-from random import Random
 
 import pytest
 from generated_incidents import BACKGROUNDS, KINDS, Made, draw, loads, make, together
 from generated_incidents.findings import all_judged
 
+from examples import TODAY, drawn_today
 from kvsm.core.log import LogReader
 from kvsm.explain.story import verify_log
-
-TODAY = date.today().toordinal()
-"""Each day has its own logs."""
 
 KINDS_A_DAY, BACKGROUNDS_A_DAY = 8, 4
 
@@ -50,18 +46,17 @@ def test_an_incident_that_is_a_bug_in_the_core_breaks_a_property(tmp_path: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", range(KINDS_A_DAY))
-def test_an_incident_of_the_day_breaks_no_property_unless_it_is_a_bug(place: int, tmp_path: Path) -> None:
-    kind = KINDS[Random(TODAY).sample(sorted(KINDS), KINDS_A_DAY)[place]]
+@pytest.mark.parametrize("name", drawn_today(sorted(KINDS), KINDS_A_DAY))
+def test_an_incident_of_the_day_breaks_no_property_unless_it_is_a_bug(name: str, tmp_path: Path) -> None:
+    kind = KINDS[name]
     made = make(TODAY, tmp_path / "log", kind)
-    assert breaks_a_property(made) == ("property broken" in kind.causes), kind.name
+    assert breaks_a_property(made) == ("property broken" in kind.causes)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", range(BACKGROUNDS_A_DAY))
-def test_a_background_of_the_day_breaks_no_property(place: int, tmp_path: Path) -> None:
-    name = Random(TODAY).sample(sorted(BACKGROUNDS), BACKGROUNDS_A_DAY)[place]
-    assert not breaks_a_property(make(TODAY, tmp_path / "log", background=name)), name
+@pytest.mark.parametrize("name", drawn_today(sorted(BACKGROUNDS), BACKGROUNDS_A_DAY))
+def test_a_background_of_the_day_breaks_no_property(name: str, tmp_path: Path) -> None:
+    assert not breaks_a_property(make(TODAY, tmp_path / "log", background=name))
 
 
 # The report of these logs. `benchmarks/findings.py` measures the long run; these tests notice a detector that
