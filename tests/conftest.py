@@ -11,9 +11,12 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from random import Random
 
 import pytest
 from hypothesis import settings
+
+from examples import TODAY
 
 if "CI" in os.environ:
     # Not elsewhere: a mutant is chosen before kvsm is imported.
@@ -33,6 +36,17 @@ sys.dont_write_bytecode = False
 # What is begun in the background of a script ignores Ctrl-C, and so do its children. The tests send it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With KVSM_SLOW_SHARE=3, a third of the slow tests runs. Each day draws others."""
+    share = int(os.environ.get("KVSM_SLOW_SHARE", "1"))
+    kept, left_out = list[pytest.Item](), list[pytest.Item]()
+    for item in items:
+        slow = item.get_closest_marker("slow") is not None
+        (left_out if slow and Random(f"{TODAY} {item.nodeid}").randrange(share) else kept).append(item)
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = kept
 
 
 def pytest_collection_finish() -> None:

@@ -94,7 +94,7 @@ def test_in_ci_the_profiles_are_known_and_examples_are_new() -> None:
         )
         run = subprocess.run(
             [sys.executable, "-c", script],
-            env={"CI": "true", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
+            env={"CI": "true", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}:{ROOT / 'tests/support'}"},
             capture_output=True,
             text=True,
             check=True,
