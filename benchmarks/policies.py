@@ -38,6 +38,10 @@ The workloads:
         --output benchmarks/results/policies.md
 
 Without vLLM, its columns and rows are missing.
+
+`results/policies_unseen.md` has the workloads of data that was not read while the policies were written:
+the synthetic trace of Mooncake's FAST '25 release, and a folder with those traces of kv-cache-tester that
+are not among the recorded sessions above.
 """
 
 from __future__ import annotations
@@ -390,6 +394,7 @@ def trace_workload(title: str, trace: Path | None, sizes: Sequence[int], limit: 
 @click.option(
     "--agents", type=click.Path(path_type=Path), envvar="KVSM_AGENTS", help="Recorded sessions, in gzip."
 )
+@click.option("--data-only", is_flag=True, help="Only the trace and the sessions, no generated workloads.")
 @click.option("--requests", "limit", type=int, help="Of each workload, at most this many.")
 @click.option(
     "--host-blocks",
@@ -403,6 +408,7 @@ def trace_workload(title: str, trace: Path | None, sizes: Sequence[int], limit: 
 def main(
     trace: Path | None,
     agents: Path | None,
+    data_only: bool,
     limit: int | None,
     host_blocks: tuple[int, ...],
     output: Path | None,
@@ -411,10 +417,12 @@ def main(
     sources: list[Callable[[], Iterator[Workload]]] = []
     if trace is not None:
         sources.append(lambda: iter([trace_workload(trace.name, trace, host_blocks, limit)]))
-    sources.append(lambda: iter([trace_workload("Generated conversations", None, host_blocks, limit)]))
+    if not data_only:
+        sources.append(lambda: iter([trace_workload("Generated conversations", None, host_blocks, limit)]))
     if agents is not None:
         sources.append(partial(agent_workloads, agents, limit))
-    sources.append(partial(synthetic_workloads, limit))
+    if not data_only:
+        sources.append(partial(synthetic_workloads, limit))
     lines, measured = [], list[Row]()
     for source in sources:
         for workload in source():
