@@ -14,6 +14,8 @@ have the results. Mutants of the adapters, which need vLLM, are not searched for
 
 Each result is appended to the file. A command does not run again if its result is in the file. `--pinned`
 begins a new file with the results in `mutants.alone`.
+
+`--all SEED` is the search of a user who knows nothing of the bug: one walk of all targets.
 """
 
 from __future__ import annotations
@@ -104,6 +106,11 @@ def fuzz(target: str, seed: int) -> tuple[str, ...]:
     """Return the walk of a target with this seed."""
     options = ("--seed", str(seed), "--runs", str(RUNS[target]), "--jobs", "1", "--json")
     return ("fuzz", "--target", target, *options)
+
+
+def fuzz_all(seed: int) -> tuple[str, ...]:
+    """Return a walk of all targets with this seed, which only `--limit` ends."""
+    return ("fuzz", "--target", "all", "--seconds", "86400", "--seed", str(seed), "--jobs", "1", "--json")
 
 
 def commands_of(seed: int) -> tuple[tuple[str, ...], ...]:
@@ -248,9 +255,14 @@ def search_all(ids: Sequence[str], results: Path, limit: int = CPU_SECONDS) -> N
                 continue
             result = in_a_process(id, commands[rank], limit)
             done[id, result.command] = bool(result.property)
-            with results.open("a") as file:
-                file.write(msgspec.json.encode(result).decode() + "\n")
-            print(msgspec.json.encode(result).decode(), flush=True)
+            _keep(result, results)
+
+
+def _keep(result: Tried, results: Path) -> None:
+    line = msgspec.json.encode(result).decode()
+    with results.open("a") as file:
+        file.write(f"{line}\n")
+    print(line, flush=True)
 
 
 def pinned() -> Iterator[Tried]:
@@ -320,14 +332,19 @@ def main() -> None:
         "--pinned", action="store_true", help="begin a new file with the results in mutants.alone"
     )
     parser.add_argument("--rows", type=int, metavar="SEED", help="run nothing; print the rows for a seed")
+    parser.add_argument("--all", type=int, metavar="SEED", help="run only one walk of all targets")
     options = parser.parse_args()
     mutants = [id for id, one in MUTANTS.items() if not one.needs_vllm]
     if options.pinned and not options.results.exists():
         options.results.write_text("".join(f"{msgspec.json.encode(one).decode()}\n" for one in pinned()))
     if options.rows is not None:
         print((mutant_rows if options.mutants else rows)(options.results, options.rows), end="")
+        return
+    ids = options.ids or (mutants if options.mutants else [*EXHIBITS, CLEAN])
+    if options.all is not None:
+        for id in ids:
+            _keep(in_a_process(id, fuzz_all(options.all), options.limit), options.results)
     else:
-        ids = options.ids or (mutants if options.mutants else [*EXHIBITS, CLEAN])
         search_all(ids, options.results, options.limit)
 
 

@@ -109,6 +109,23 @@ def test_a_search_continues_from_its_file(tmp_path: Path, monkeypatch: pytest.Mo
     assert product_alone.mutant_rows(results, 1) == f'"M02": {len(COMMANDS)},\n'
 
 
+def test_a_search_that_knows_nothing_is_one_walk_of_all_targets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(id: str, command: Sequence[str], limit: int) -> Tried:
+        assert limit == 60
+        return Tried(id=id, command=shown(command))
+
+    monkeypatch.setattr(product_alone, "in_a_process", run)
+    results = tmp_path / "all.jsonl"
+    options = ["--results", str(results), "--limit", "60", "--all", "7"]
+    monkeypatch.setattr("sys.argv", ["", *options, "M02", "M03"])
+    product_alone.main()
+    kept = [msgspec.json.decode(line, type=Tried) for line in results.read_bytes().splitlines()]
+    assert [one.id for one in kept] == ["M02", "M03"]
+    assert {one.command for one in kept} == {"kvsm fuzz --target all --seconds 86400 --seed 7"}
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_file_of_the_pinned_results_has_the_pinned_rows(tmp_path: Path, seed: int) -> None:
     results = tmp_path / "pinned.jsonl"
