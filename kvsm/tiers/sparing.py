@@ -6,6 +6,8 @@ slots as the host loses no block before the host does. On a smaller disk, the di
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from kvsm.core.offloader import Offloader
 
 SPARED_MAX = 16_384
@@ -17,16 +19,34 @@ def spared(host: Offloader, disk: Offloader, count: int) -> tuple[int, ...]:
     the host. Empty if no such block is among the next victims, or if too few other blocks are evictable.
 
     The skipped blocks are touched (`Offloader.touch`), so that they leave the front of the eviction order and
-    the next search does not skip them again.
+    the next search does not skip them again. A touch can change which blocks go next: ARC takes a victim from
+    T2 once T1 is short. So the search is repeated until it skips nothing more.
     """
-    above, below = host.ledger.index, disk.ledger.index
     lacking = count - len(disk.ledger.free)
+    found: list[int] = []
+    while lacking > 0 and len(found) < SPARED_MAX:
+        passed = _passed(host, disk, lacking, found)
+        if passed is None:
+            return ()
+        if not passed:
+            break
+        found += passed
+        disk.touch([*reversed(passed.values())])
+    return tuple(found)
+
+
+def _passed(
+    host: Offloader, disk: Offloader, lacking: int, spared: Collection[int]
+) -> dict[int, bytes] | None:
+    """Return the blocks of the host that the disk would evict before `lacking` others, in this order, as
+    slot -> key. None if fewer others are evictable."""
+    above, below = host.ledger.index, disk.ledger.index
     found: dict[int, bytes] = {}
     look = lacking
-    while lacking > 0 and len(found) < SPARED_MAX:
-        victims = disk.next_victims(look, spared=found.keys())
+    while len(spared) + len(found) < SPARED_MAX:
+        victims = disk.next_victims(look, spared=[*spared, *found])
         if len(victims) < lacking:
-            return ()
+            return None
         others = [place for place, key in enumerate(victims) if key not in above]
         enough = len(others) >= lacking
         passed = [key for key in victims[: others[lacking - 1] if enough else None] if key in above]
@@ -34,6 +54,4 @@ def spared(host: Offloader, disk: Offloader, count: int) -> tuple[int, ...]:
             break
         found.update({below[key]: key for key in passed})
         look = lacking if enough else 2 * look
-    if found:
-        disk.touch([*reversed(found.values())])
-    return tuple(found)
+    return found
