@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from datetime import date
 
 import pytest
 
@@ -12,6 +11,8 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 from museum.checkers import ADAPTER_CHECKERS, CHECKERS, VLLM_LIVES, VLLM_TROUBLES
 from mutants import MUTANTS
 from mutants.found import FOUND
+
+from examples import TODAY
 
 ADAPTERS = {one.name: one for one in ADAPTER_CHECKERS}
 
@@ -24,7 +25,7 @@ def test_these_checkers_look_where_vllm_is() -> None:
 def test_one_of_them_that_changes_by_day_is_found_as_pinned() -> None:
     """It takes up to half a minute to reduce what was seen."""
     found = [id for id, one in FOUND.items() if one.checker in ADAPTERS]
-    id = random.Random(date.today().toordinal()).choice(found)
+    id = random.Random(TODAY).choice(found)
     pinned = FOUND[id]
     with MUTANTS[id].put_back():
         sighting = ADAPTERS[pinned.checker].look()
