@@ -21,7 +21,14 @@ from kvsm.check.worlds.log_ahead import LogAheadOptions, LogAheadWorld, WrittenL
 from kvsm.check.worlds.small_engine import SmallEngine
 from kvsm.check.worlds.small_request import SmallRequest
 from kvsm.check.worlds.worker_ranks import WorkerRanksWorld, draw_worker_ranks
-from kvsm.check.worlds.wrong_books import CHANGE_BOOKS, NOT_IN_BOOKS, WRONG, WRONG_LEDGERS
+from kvsm.check.worlds.wrong_books import (
+    CHANGE_BOOKS,
+    NOT_IN_BOOKS,
+    WRONG,
+    WRONG_LEDGERS,
+    _loads_void,
+    _slot_left_at_rest,
+)
 from kvsm.core.ledger.snapshot import restore, snapshot
 from kvsm.core.offloader.emitter import EventEmitter
 from kvsm.core.scheduler import StoreMode
@@ -50,6 +57,25 @@ def test_a_ledger_with_one_waiting_request_can_be_made_wrong() -> None:
     change = next(one.change for one in WRONG_LEDGERS if one.says == "nobody knows that a request waits")
     assert change(life.core.ledger)
     assert life.core.ledger.deferred == {}
+
+
+def test_books_are_made_wrong_only_where_the_change_is_an_error() -> None:
+    """A ledger at rest can hold no copy; a voided match can be loaded no longer."""
+    life = Life()
+    life.core.arrive("r")
+    for number in range(2):
+        job = life.core.prepare_store("r", [key(number)], [number]).job
+        assert job is not None
+        if number == 0:
+            life.core.submit([job.transfer])
+            for worker in range(life.config.workers):
+                life.core.report(job.transfer, worker, True)
+            assert life.core.match("r", [key(0)]).hits == 1
+            assert _loads_void(life.core.ledger) is None
+    life.core.finish("r")
+    assert not life.core.ledger.requests
+    assert len(life.core.ledger.transfers) == 1
+    assert not _slot_left_at_rest(life.core.ledger)
 
 
 def test_a_lazy_store_that_stops_while_the_host_has_room_is_seen() -> None:

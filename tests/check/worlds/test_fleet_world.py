@@ -20,9 +20,13 @@ from kvsm.check.worlds.fleet_world import FleetBudgets, FleetMemberOptions, Flee
 from kvsm.check.worlds.serving_world import RequestSpec
 from kvsm.check.worlds.whole_disk import WholeDiskOptions
 from kvsm.check.worlds.whole_engine import WholeEngine
+from kvsm.check.worlds.whole_process import MirroredLog
 from kvsm.check.worlds.world import Action, World
+from kvsm.core.plan import TransferJob, TransferPlan
 from kvsm.core.scheduler import GroupKind, KVCacheGroup
 from kvsm.errors import ConfigError, PropertyBroken
+from kvsm.events import Direction
+from kvsm.ids import to_list
 from kvsm.properties import Property
 from kvsm.tiers.hand_over.incoming import IncomingHandOvers
 from kvsm.tiers.hand_over.leases import HandOverState, LeaseTable
@@ -194,6 +198,14 @@ def test_an_action_of_no_engine_does_nothing() -> None:
         assert not world.do(action)
 
 
+@pytest.mark.parametrize("readers", [1, 2])
+def test_only_so_many_requests_name_a_hand_over(readers: int) -> None:
+    world = a_fleet(9, readers=readers)
+    prefill(world)
+    assert [world.do(("decode", DECODE, 0)) for _ in range(2)] == [readers == 2, False]
+    assert not world.do(("decode", PREFILL, 0))
+
+
 def test_a_saved_fleet_is_made_again() -> None:
     options = draw_fleet(Random(3))
     saved = case_of("fleet", msgspec.to_builtins(options))
@@ -204,9 +216,65 @@ def test_a_saved_fleet_is_made_again() -> None:
 
 def test_members_that_cannot_hand_over_are_refused() -> None:
     one = FleetMemberOptions()
-    for members in ((one,), (one, FleetMemberOptions(workers=1)), (one, FleetMemberOptions(share=0.0))):
+    no_share = FleetMemberOptions(share=0.0)
+    for members in ((one,), (one, FleetMemberOptions(workers=1)), (one, no_share), (no_share, one)):
         with pytest.raises(ConfigError):
             FleetOptions(members=members)
+
+
+@pytest.mark.parametrize("first", [PREFILL, DECODE])
+def test_a_kill_breaks_the_connections_to_its_process(first: int) -> None:
+    world = copying(kills=1)
+    processes = world.network.processes
+    world.network.processes = {number: processes[number] for number in (first, 1 - first)}
+    act(world, "kill 0 0 0 0")
+    assert not world.members[DECODE].engine.channel.open
+
+
+def test_a_hand_over_is_open_until_its_lease_ends() -> None:
+    world = copying()
+    (sent,) = world.network.answered
+    assert world.network.is_open(sent)
+    rest(world)
+    assert not world.network.is_open(sent)
+
+
+# What its own checks find.
+
+
+def a_store(slot: int) -> TransferPlan:
+    return TransferPlan(stores=(TransferJob(99, Direction.STORE, [0], [slot]),))
+
+
+def test_a_store_into_a_leased_slot_is_found() -> None:
+    engine = copying().members[PREFILL].engine
+    for slot in engine.core.ledger.index.values():
+        with pytest.raises(PropertyBroken, match=rf"a copy writes host slots \[{slot}\], which hand-over"):
+            engine._check_targets(a_store(slot))
+
+
+def test_a_store_into_a_slot_that_an_import_writes_is_found() -> None:
+    engine = copying().members[DECODE].engine
+    (copy,) = engine.copies.values()
+    for slot in to_list(copy.job.host_blocks):
+        with pytest.raises(PropertyBroken, match=rf"writes host slots \[{slot}\], which another copy"):
+            engine._check_targets(a_store(slot))
+
+
+def test_an_import_that_leaves_before_its_event_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = a_fleet(9, budgets=FleetBudgets(kills=1))
+    prefill(world)
+    act(world, "serve 1 0")
+    monkeypatch.setattr(MirroredLog, "flush", lambda _: None)
+    with pytest.raises(PropertyBroken, match="leaves, but the log on disk ends"):
+        act(world, "step 1")
+
+
+def test_a_leased_block_that_is_served_no_longer_is_found_by_any_action() -> None:
+    world = copying()
+    world.members[PREFILL].engine.core.ledger.index.popitem()
+    with pytest.raises(PropertyBroken, match="which has lost the offered block"):
+        act(world, "copy 1 0 0")
 
 
 # Faults that the targets `whole` and `hand-over` cannot show.

@@ -234,6 +234,15 @@ def test_states_with_one_fingerprint_have_one_future() -> None:
                 path.append(action)
 
 
+def test_states_differ_if_a_lost_copy_may_write_another_slot() -> None:
+    world, states = TwoTierWorld(ROUGH), set[bytes]()
+    for where in ("host", "disk"):
+        for slot in range(2):
+            world._late = [(where, [slot])]
+            states.add(world.fingerprint())
+    assert len(states) == 4
+
+
 def test_all_that_is_written_is_described() -> None:
     """The last block of a counterexample shows it: each place of each rank, each copy, and what waits."""
     kinds = set[str]()
