@@ -39,7 +39,7 @@ AREAS = {
             "kvsm/explain/verify/[ablw]*",  # not `reproduction.py` and `unavoidable.py`
             "kvsm/tiers/agreement.py",
         ),
-        ("tests/explain/verify", "tests/museum/test_museum_worlds.py"),
+        ("tests/explain/verify", "tests/tiers/test_agreement.py", "tests/museum/test_museum_worlds.py"),
     ),
     "conformance": Area(("kvsm/check/conformance/*",), ("tests/check/conformance",)),
     "worlds": Area(

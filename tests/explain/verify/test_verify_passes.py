@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from changed_logs import changed, read_plain, write_plain
 from replay_life import Life, full_life, key, random_life, written
+from verified_parts import OneAfterTheOther, cut
 
 from examples import examples, seeds_of_today
 from kvsm import events as ev
@@ -24,7 +25,7 @@ from kvsm.core.policies import POLICIES
 from kvsm.errors import KvsmError, LogDamaged
 from kvsm.events import OffloadingEvent
 from kvsm.explain.story import Auditor, Verification, verify_log
-from kvsm.explain.verify.logged_copies import LoggedCopies
+from kvsm.explain.verify.logged_copies import CopyPlanned, LoggedCopies
 from kvsm.properties import Property
 
 
@@ -142,6 +143,26 @@ def test_what_no_event_names_is_found_at_the_end(
     assert found.breakage.event == wrong
 
 
+@pytest.mark.usefixtures("_python_folds")
+def test_what_no_event_names_is_found_at_the_end_of_a_part(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    life = random_life(3, 60, host_blocks=12, device_blocks=8)
+    log = cut(written(tmp_path / "whole", life, life.events), tmp_path / "log", [20])
+    wrong, apply = len(life.events), Ledger.apply
+
+    def apply_wrongly(self: Ledger, event: OffloadingEvent) -> object:
+        ended = apply(self, event)
+        if event.seq == wrong:
+            self.declined_hits += 1
+        return ended
+
+    monkeypatch.setattr(Ledger, "apply", apply_wrongly)
+    breakage = verify_log(log, executor=OneAfterTheOther()).breakage
+    assert breakage is not None
+    assert breakage.event == wrong
+
+
 # How events are read and heard.
 
 
@@ -185,6 +206,18 @@ def test_events_of_one_tier_are_skipped_and_copies_between_tiers_heard() -> None
     life.core.match("disk-store-9", [b"key"])
     life.core.prepare_load("disk-store-9", [1], (), "disk")
     assert not copies.skip(list(life.events[following:]))
+
+
+@pytest.mark.parametrize(("source", "blocks"), [("", (0,)), ("engine 0", ())])
+def test_a_store_in_the_log_of_a_disk_is_a_copy_unless_it_comes_from_elsewhere(
+    source: str, blocks: tuple[int, ...]
+) -> None:
+    ledger = Ledger(Life().config)
+    copies = LoggedCopies(named_disk=True).part(ledger)
+    event = ev.StorePlanned(1, 0, 0, (), (b"key",), (0,), blocks, source)
+    ledger.apply(event)
+    copies.hear(ledger, event)
+    assert [type(one) for one in copies.sayings] == ([] if source else [CopyPlanned])
 
 
 def test_a_restart_is_told_though_many_events_are_folded_at_once(tmp_path: Path) -> None:

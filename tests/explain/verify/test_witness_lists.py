@@ -51,6 +51,32 @@ def test_each_list_is_counted(change: Callable[[Ledger], Any], message: str) -> 
     assert message in [one.message for one in witness.compare_all(ledger)]
 
 
+ASKS: list[tuple[str, Callable[[Any], Any], Property, str]] = [
+    ("r1", lambda one: setattr(one, "pins", ()), Property.MATCH_HOLDS, "holds a match: False"),
+    ("r2", lambda one: setattr(one, "load", 999), Property.ONE_RELEASE_PER_HOLD, "names its load: 999"),
+    ("r3", lambda one: setattr(one, "awaits", 999), Property.PROGRESS, "waits for transfer 999"),
+]
+
+
+@pytest.mark.parametrize(("name", "change", "broken", "says"), ASKS)
+def test_each_thing_that_a_request_holds_or_waits_for_is_compared(
+    name: str, change: Callable[[Any], Any], broken: Property, says: str
+) -> None:
+    life = stored_two()
+    life.core.match("r1", [key(0)])
+    life.core.match("r2", [key(1)])
+    life.core.prepare_load("r2", [5])
+    assert life.core.prepare_store("r0", [key(2)], [2]).job is not None
+    assert life.core.match("r3", [key(2)]).waits_for is not None
+    ledger = ledger_of(life)
+    witness = Witness.of(ledger)
+    assert witness._compare_asks(ledger, [name]) == []
+    change(ledger.requests[name])
+    (found,) = witness._compare_asks(ledger, [name])
+    assert (found.property, found.requests) == (broken, (name,))
+    assert found.message.startswith(f"request {name} {says}; it must be ")
+
+
 @pytest.mark.parametrize("change", [change for change, _ in COUNTS[:3]])
 def test_each_list_is_counted_at_an_event_that_names_other_slots(change: Callable[[Ledger], Any]) -> None:
     life = stored_two()
