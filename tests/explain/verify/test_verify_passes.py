@@ -23,7 +23,7 @@ from kvsm.core.log import LogReader
 from kvsm.core.log.fold import gathered
 from kvsm.core.policies import POLICIES
 from kvsm.errors import KvsmError, LogDamaged
-from kvsm.events import OffloadingEvent
+from kvsm.events import Direction, OffloadingEvent
 from kvsm.explain.story import Auditor, Verification, verify_log
 from kvsm.explain.verify.logged_copies import CopyPlanned, LoggedCopies
 from kvsm.properties import Property
@@ -218,6 +218,20 @@ def test_a_store_in_the_log_of_a_disk_is_a_copy_unless_it_comes_from_elsewhere(
     ledger.apply(event)
     copies.hear(ledger, event)
     assert [type(one) for one in copies.sayings] == ([] if source else [CopyPlanned])
+
+
+def test_a_load_of_a_voided_match_in_the_log_of_a_disk_is_no_copy() -> None:
+    life = Life()
+    life.stored("disk-store-1", [b"key"], [0])
+    life.core.match("fetch-9-for-r", [b"key"])
+    life.core.reset()
+    assert life.core.prepare_load("fetch-9-for-r", [1]) is None
+    ledger = Ledger(life.config)
+    copies = LoggedCopies(named_disk=True).part(ledger)
+    for event in life.events:
+        ledger.apply(event)
+        copies.hear(ledger, event)
+    assert [one.direction for one in copies.sayings if isinstance(one, CopyPlanned)] == [Direction.STORE]
 
 
 def test_a_restart_is_told_though_many_events_are_folded_at_once(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from two_tier_life import DISK_CONFIG, HOST_CONFIG, live
 from kvsm import events as ev
 from kvsm.cli import main
 from kvsm.core.ledger import Ledger
-from kvsm.core.log import LogEnd, LogReader, LogWriter, WholeState
+from kvsm.core.log import LogEnd, LogReader, LogWriter, MemoryLog, WholeState
 from kvsm.core.offloader import Offloader, PendingHit
 from kvsm.core.plan import WorkerReport
 from kvsm.errors import IllegalTransition, InvalidEvent
@@ -233,6 +233,24 @@ def test_other_blocks_in_the_other_log_are_found(told: tuple[Told, Told]) -> Non
     found = agreement(host, Told(disk.config, events[: index + 1], LogEnd.OPEN))
     assert found.difference is not None
     assert str(found.difference.host).endswith("with other host slots or keys")
+
+
+def test_a_copy_that_one_log_alone_gives_up_is_found() -> None:
+    logs = {config: MemoryLog() for config in (HOST_CONFIG, DISK_CONFIG)}
+    host, disk = (Offloader(config, log) for config, log in logs.items())
+    tier = DiskTier(host, disk, lambda _: None, places=4)
+    job = host.store((("r", 1),), KEYS[:1], [0]).job
+    assert job is not None
+    host.submit([job.transfer])
+    host.report(job.transfer, 0, True)
+    tier.stored(KEYS[:1])
+    (copy,) = tier.plan()
+    tier.lose(copy.transfer)
+    above, below = (Told(config, list(log)) for config, log in logs.items())
+    assert [step.says for step in heard(above, False).copies.steps] == ["leaves with 1 block", "is given up"]
+    assert agreement(above, below).difference is None
+    lost = next(place for place, event in enumerate(below.events) if isinstance(event, ev.TransferLost))
+    assert agreement(above, Told(DISK_CONFIG, below.events[:lost])).difference is not None
 
 
 # What is not compared.

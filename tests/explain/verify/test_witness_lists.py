@@ -77,6 +77,16 @@ def test_each_thing_that_a_request_holds_or_waits_for_is_compared(
     assert found.message.startswith(f"request {name} {says}; it must be ")
 
 
+@pytest.mark.parametrize(("is_kept", "says"), [(True, "is kept after"), (False, "is forgotten before")])
+def test_a_request_that_only_one_book_has_is_named(is_kept: bool, says: str) -> None:
+    life = stored_two()
+    life.core.arrive("r1")
+    ledger = ledger_of(life)
+    witness = Witness.of(ledger)
+    (witness._known if is_kept else ledger.requests).pop("r1")
+    assert f"request r1 {says} its end" in [one.message for one in witness.compare_all(ledger)]
+
+
 @pytest.mark.parametrize("change", [change for change, _ in COUNTS[:3]])
 def test_each_list_is_counted_at_an_event_that_names_other_slots(change: Callable[[Ledger], Any]) -> None:
     life = stored_two()
