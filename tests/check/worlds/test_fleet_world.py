@@ -17,12 +17,13 @@ from kvsm.check.worlds.check_counts import taken_counts
 from kvsm.check.worlds.fleet_engine import FleetEngine
 from kvsm.check.worlds.fleet_options import draw_fleet
 from kvsm.check.worlds.fleet_world import FleetBudgets, FleetMemberOptions, FleetOptions, FleetWorld
+from kvsm.check.worlds.hand_over_parts import ModelChannel
 from kvsm.check.worlds.serving_world import RequestSpec
 from kvsm.check.worlds.whole_disk import WholeDiskOptions
 from kvsm.check.worlds.whole_engine import WholeEngine
 from kvsm.check.worlds.whole_process import MirroredLog
 from kvsm.check.worlds.world import Action, World
-from kvsm.core.plan import TransferJob, TransferPlan
+from kvsm.core.plan import ImportJob, TransferJob, TransferPlan
 from kvsm.core.scheduler import GroupKind, KVCacheGroup
 from kvsm.errors import ConfigError, PropertyBroken
 from kvsm.events import Direction
@@ -42,9 +43,18 @@ def drawn(random: Random) -> World:
 
 
 def a_fleet(
-    prompt: int, *, outputs: int = 1, chunk: int = 1, groups: tuple[KVCacheGroup, ...] = (FULL,), **more: Any
+    prompt: int,
+    *,
+    outputs: int = 1,
+    chunk: int = 1,
+    groups: tuple[KVCacheGroup, ...] = (FULL,),
+    decodes_too: bool = False,
+    **more: Any,
 ) -> FleetWorld:
-    """Two engines. The first has a request with a prompt of so many tokens, for the second."""
+    """Two engines. The first has a request with a prompt of so many tokens, for the second.
+
+    decodes_too: the second has a request of its own with this prompt.
+    """
     request = RequestSpec(tuple(range(prompt)), outputs, {"do_remote_decode": True})
     member = FleetMemberOptions(
         requests=(request,),
@@ -55,7 +65,8 @@ def a_fleet(
         blocks_per_chunk=chunk,
         **more,
     )
-    return FleetWorld(FleetOptions(members=(member, msgspec.structs.replace(member, requests=()))))
+    own = (msgspec.structs.replace(request, parameters=None),) if decodes_too else ()
+    return FleetWorld(FleetOptions(members=(member, msgspec.structs.replace(member, requests=own))))
 
 
 def act(world: FleetWorld, *actions: str) -> None:
@@ -191,6 +202,20 @@ def test_its_actions_are_those_that_can_happen() -> None:
             assert not actions or world.do(random.choice(actions))
 
 
+def test_each_engine_has_actions_and_is_described() -> None:
+    world = a_fleet(9, decodes_too=True)
+    assert world.actions() == [("arrive", PREFILL), ("arrive", DECODE)]
+    act(world, "arrive 0", "arrive 1")
+    assert {name.split(":")[0] for name in world.describe()} == {"engine 0", "engine 1"}
+
+
+def test_most_drawn_requests_are_for_another_engine() -> None:
+    requests = [
+        one for seed in range(5) for member in draw_fleet(Random(seed)).members for one in member.requests
+    ]
+    assert sum(one.parameters == {"do_remote_decode": True} for one in requests) > len(requests) / 2
+
+
 def test_an_action_of_no_engine_does_nothing() -> None:
     world = a_fleet(9)
     actions: list[Action] = [("step", 7), ("decode", 1, 3), ("serve", 1, 0), ("cut", 1, 0), ("expire", 0, 0)]
@@ -259,6 +284,33 @@ def test_a_store_into_a_slot_that_an_import_writes_is_found() -> None:
     for slot in to_list(copy.job.host_blocks):
         with pytest.raises(PropertyBroken, match=rf"writes host slots \[{slot}\], which another copy"):
             engine._check_targets(a_store(slot))
+    engine._imports = [ImportJob(98, "0", [0, 1], [5, 6])]
+    for slot in (5, 6):
+        with pytest.raises(PropertyBroken, match=rf"writes host slots \[{slot}\], which another copy"):
+            engine._check_targets(a_store(slot))
+
+
+def test_a_lease_that_is_still_claimed_when_nobody_reads_is_found() -> None:
+    with pytest.raises(PropertyBroken, match="of engine 0, but it is still claimed"):
+        copying()._check_none_is_claimed()
+
+
+def test_a_decode_engine_that_hides_the_reason_why_it_declines_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has computed the prompt itself, and says that it has given up."""
+    give_back = ModelChannel.give_back
+    world = a_fleet(9, decodes_too=True)
+    act(world, "arrive 1")
+    while action := world.members[DECODE].wind_down():
+        act(world, " ".join(map(str, (action[0], DECODE, *action[1:]))))
+    prefill(world)
+    act(world, "serve 1 0")
+    monkeypatch.setattr(
+        ModelChannel, "give_back", lambda channel, ticket, *, read, **_: give_back(channel, ticket, read=read)
+    )
+    with pytest.raises(PropertyBroken, match="has given up, and lacks 0 blocks"):
+        act(world, "step 1")
 
 
 def test_an_import_that_leaves_before_its_event_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
