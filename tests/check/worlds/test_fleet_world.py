@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -14,9 +15,21 @@ from kvsm.check.walks.reduce import rerun
 from kvsm.check.walks.targets import case_of, draw_case
 from kvsm.check.walks.walk import walk
 from kvsm.check.worlds.check_counts import taken_counts
-from kvsm.check.worlds.fleet_engine import FleetEngine
+from kvsm.check.worlds.fleet_engine import (
+    TIMEOUT_S,
+    FleetEngine,
+    FleetNetwork,
+    OfferedBlocks,
+    _check_held,
+)
 from kvsm.check.worlds.fleet_options import draw_fleet
-from kvsm.check.worlds.fleet_world import FleetBudgets, FleetMemberOptions, FleetOptions, FleetWorld
+from kvsm.check.worlds.fleet_world import (
+    FleetBudgets,
+    FleetMember,
+    FleetMemberOptions,
+    FleetOptions,
+    FleetWorld,
+)
 from kvsm.check.worlds.hand_over_parts import ModelChannel
 from kvsm.check.worlds.serving_world import RequestSpec
 from kvsm.check.worlds.whole_disk import WholeDiskOptions
@@ -209,11 +222,13 @@ def test_each_engine_has_actions_and_is_described() -> None:
     assert {name.split(":")[0] for name in world.describe()} == {"engine 0", "engine 1"}
 
 
-def test_most_drawn_requests_are_for_another_engine() -> None:
-    requests = [
-        one for seed in range(5) for member in draw_fleet(Random(seed)).members for one in member.requests
-    ]
-    assert sum(one.parameters == {"do_remote_decode": True} for one in requests) > len(requests) / 2
+def test_drawn_engines_differ_and_hand_over_most_prompts() -> None:
+    fleets = [draw_fleet(Random(seed)).members for seed in range(20)]
+    for field in ("slots", "policy", "defer_ticks", "disk", "trouble", "budgets", "share", "readers"):
+        assert any(getattr(fleet[0], field) != getattr(fleet[1], field) for fleet in fleets), field
+    drawn = [one.parameters for fleet in fleets for member in fleet for one in member.requests]
+    assert drawn.count({"do_remote_decode": True}) > len(drawn) / 2
+    assert None in drawn
 
 
 def test_an_action_of_no_engine_does_nothing() -> None:
@@ -276,6 +291,9 @@ def test_a_store_into_a_leased_slot_is_found() -> None:
     for slot in engine.core.ledger.index.values():
         with pytest.raises(PropertyBroken, match=rf"a copy writes host slots \[{slot}\], which hand-over"):
             engine._check_targets(a_store(slot))
+        engine.disk.tier.copies[99] = SimpleNamespace(host=0)  # type: ignore[assignment]
+        with pytest.raises(PropertyBroken, match=rf"a copy writes host slots \[{slot}\], which hand-over"):
+            engine._check_disk_job(TransferJob(99, Direction.LOAD, (slot,), (0,)))
 
 
 def test_a_store_into_a_slot_that_an_import_writes_is_found() -> None:
@@ -290,9 +308,74 @@ def test_a_store_into_a_slot_that_an_import_writes_is_found() -> None:
             engine._check_targets(a_store(slot))
 
 
-def test_a_lease_that_is_still_claimed_when_nobody_reads_is_found() -> None:
+def test_a_lease_that_is_still_claimed_when_nobody_reads_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = copying()
+    monkeypatch.setattr(FleetMember, "wind_down", lambda _: ("outlast",))
     with pytest.raises(PropertyBroken, match="of engine 0, but it is still claimed"):
-        copying()._check_none_is_claimed()
+        world.wind_down()
+
+
+def test_a_lease_that_outlives_its_time_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = copying().members[PREFILL].engine
+    monkeypatch.setattr(LeaseTable, "expire", lambda _: None)
+    engine.now_s = 2 * TIMEOUT_S
+    with pytest.raises(PropertyBroken, match="s ago, but still pins blocks"):
+        engine.look_at_hand_overs()
+
+
+def test_a_share_that_is_exceeded_and_a_wait_for_nothing_are_found() -> None:
+    world = copying()
+    member = world.members[PREFILL]
+    (lease,) = member.engine.outgoing.leases._leases.values()
+    lease.state = HandOverState.PREPARING
+    with pytest.raises(PropertyBroken, match="waits, and no block of its prompt is on its way"):
+        act(world, "copy 1 0 0")
+    member.options = msgspec.structs.replace(member.options, share=0.1)
+    with pytest.raises(PropertyBroken, match="hand-overs pin 2 slots, and their share is 1"):
+        member.check_hand_overs()
+
+
+def test_a_hand_over_of_another_process_or_for_a_second_reader_is_found() -> None:
+    network, engine = FleetNetwork(), a_fleet(9).members[PREFILL].engine
+    with pytest.raises(PropertyBroken, match="by a process that has not opened it"):
+        network.check_grant("x", engine)
+    network.opened("x", engine)
+    network.check_grant("x", engine)
+    with pytest.raises(PropertyBroken, match="to a second reader"):
+        network.check_grant("x", engine)
+
+
+def test_a_confirmation_by_another_process_or_after_a_reset_is_found() -> None:
+    other, engine = (member.engine for member in a_fleet(9).members)
+    epoch = engine.core.ledger.epoch
+    _check_held("x", engine, OfferedBlocks(engine, epoch, ()))
+    for wrong in (OfferedBlocks(other, epoch, ()), OfferedBlocks(engine, epoch - 1, ())):
+        with pytest.raises(PropertyBroken, match="its engine was killed or reset since the offer"):
+            _check_held("x", engine, wrong)
+
+
+LEFT: dict[str, Callable[[Any], Any]] = {
+    "leases": lambda engine: engine.outgoing.leases._leases.update(x=None),
+    "hand-overs": lambda engine: engine.outgoing._out.update(x=None),
+    "stores that hand-overs wait for": lambda engine: engine.outgoing._awaiting.update({1: {}}),
+    "pinned slots": lambda engine: engine.outgoing._holders.put(0, 1),
+    "claims": lambda engine: engine.incoming._by_ticket.update({1: None}),
+    "requests with a claim": lambda engine: engine.incoming._by_request.update(x=None),
+    "imports": lambda engine: engine.incoming._by_transfer.update({1: None}),
+    "connections": lambda engine: engine.channel.open.append(None),
+}
+
+
+@pytest.mark.parametrize("what", LEFT)
+def test_what_a_hand_over_leaves_at_rest_is_found(what: str) -> None:
+    member = a_fleet(9).members[DECODE]
+    assert member.is_at_rest()
+    LEFT[what](member.engine)
+    with pytest.raises(PropertyBroken, match=f"at rest, 1 {what} are left"):
+        member.engine.check_no_hand_over_is_left()
+    if what == "requests with a claim":  # Nothing else is done for it on the way to rest.
+        with pytest.raises(PropertyBroken, match="at rest, 1 "):
+            member.is_at_rest()
 
 
 def test_a_decode_engine_that_hides_the_reason_why_it_declines_is_found(
