@@ -222,6 +222,21 @@ def test_each_engine_has_actions_and_is_described() -> None:
     assert {name.split(":")[0] for name in world.describe()} == {"engine 0", "engine 1"}
 
 
+def test_what_concerns_a_hand_over_is_among_the_actions() -> None:
+    world = a_fleet(9, readers=2, budgets=FleetBudgets(cuts=1, expiries=1))
+    prefill(world)
+    expected: set[Action] = {("decode", 1, 0), ("serve", 1, 0), ("cut", 1, 0), ("expire", 0, 0)}
+    assert expected <= {*world.actions()}
+
+
+@pytest.mark.parametrize("held", ["_by_transfer", "_imports"])
+def test_an_import_needs_another_step(held: str) -> None:
+    engine: Any = a_fleet(9).members[DECODE].engine
+    assert not engine.has_hand_over_work()
+    setattr(engine if held == "_imports" else engine.incoming, held, [None])
+    assert engine.has_hand_over_work()
+
+
 def test_drawn_engines_differ_and_hand_over_most_prompts() -> None:
     fleets = [draw_fleet(Random(seed)).members for seed in range(20)]
     for field in ("slots", "policy", "defer_ticks", "disk", "trouble", "budgets", "share", "readers"):
@@ -256,8 +271,14 @@ def test_a_saved_fleet_is_made_again() -> None:
 
 def test_members_that_cannot_hand_over_are_refused() -> None:
     one = FleetMemberOptions()
-    no_share = FleetMemberOptions(share=0.0)
-    for members in ((one,), (one, FleetMemberOptions(workers=1)), (one, no_share), (no_share, one)):
+    no_share, named = FleetMemberOptions(share=0.0), FleetMemberOptions(names=1)
+    for members in (
+        (one,),
+        (one, FleetMemberOptions(workers=1)),
+        (one, no_share),
+        (no_share, one),
+        (named, named),
+    ):
         with pytest.raises(ConfigError):
             FleetOptions(members=members)
 
@@ -352,6 +373,8 @@ def test_a_confirmation_by_another_process_or_after_a_reset_is_found() -> None:
     for wrong in (OfferedBlocks(other, epoch, ()), OfferedBlocks(engine, epoch - 1, ())):
         with pytest.raises(PropertyBroken, match="its engine was killed or reset since the offer"):
             _check_held("x", engine, wrong)
+    with pytest.raises(PropertyBroken, match="which has lost the offered block"):
+        _check_held("x", engine, OfferedBlocks(engine, epoch, ((0, b"key", 1),)))
 
 
 LEFT: dict[str, Callable[[Any], Any]] = {
@@ -405,11 +428,49 @@ def test_an_import_that_leaves_before_its_event_is_found(monkeypatch: pytest.Mon
         act(world, "step 1")
 
 
-def test_a_leased_block_that_is_served_no_longer_is_found_by_any_action() -> None:
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda ledger, slot: ledger.index.pop(ledger.key_of[slot]),
+        lambda ledger, slot: ledger.generation.__setitem__(slot, ledger.generation[slot] + 1),
+    ],
+    ids=["not in the index", "of another store"],
+)
+def test_a_leased_block_that_changes_is_found_by_any_action(
+    place: int, change: Callable[[Any, int], Any]
+) -> None:
     world = copying()
-    world.members[PREFILL].engine.core.ledger.index.popitem()
+    ledger = world.members[PREFILL].engine.core.ledger
+    change(ledger, [*ledger.index.values()][place])
     with pytest.raises(PropertyBroken, match="which has lost the offered block"):
         act(world, "copy 1 0 0")
+
+
+def test_an_import_into_a_slot_that_a_disk_copy_touches_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = copying().members[DECODE].engine
+    engine._imports = [ImportJob(98, "0", (0, 1), (5, 6))]
+    monkeypatch.setattr(engine.disk, "touched", lambda: [("", [6, 5], None)])
+    with pytest.raises(PropertyBroken, match=r"writes host slots \[5, 6\], which another copy"):
+        engine._check_targets(TransferPlan())
+
+
+def test_a_confirmation_of_blocks_that_a_reset_has_ended_is_found_when_it_is_served() -> None:
+    world = copying()
+    read = world.members[DECODE].engine._read
+    act(world, "copy 1 0 0", "report 1 0")
+    read.update({ticket: blocks._replace(epoch=-1) for ticket, blocks in read.items()})
+    with pytest.raises(PropertyBroken, match="its engine was killed or reset since the offer"):
+        act(world, "serve 1 0")
+
+
+@pytest.mark.parametrize("number", [PREFILL, DECODE])
+def test_each_engine_is_checked(number: int) -> None:
+    world = copying()
+    engine = world.members[number].engine
+    engine.core.ledger.free.remove(tuple(engine.core.ledger.free)[:1])
+    with pytest.raises(PropertyBroken):
+        world.check()
 
 
 # Faults that the targets `whole` and `hand-over` cannot show.
