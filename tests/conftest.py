@@ -39,7 +39,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With KVSM_SLOW_SHARE=3, a third of the slow tests runs. Each day draws others."""
+    """With KVSM_SLOW_SHARE=10, a tenth of the slow tests runs. Each day draws others."""
     share = int(os.environ.get("KVSM_SLOW_SHARE", "1"))
     kept, left_out = list[pytest.Item](), list[pytest.Item]()
     for item in items:
