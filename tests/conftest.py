@@ -11,12 +11,11 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from random import Random
 
 import pytest
 from hypothesis import settings
 
-from examples import TODAY
+from examples import runs_today
 
 if "CI" in os.environ:
     # Not elsewhere: a mutant is chosen before kvsm is imported.
@@ -39,12 +38,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With KVSM_SLOW_SHARE=10, a tenth of the slow tests runs. Each day draws others."""
-    share = int(os.environ.get("KVSM_SLOW_SHARE", "1"))
     kept, left_out = list[pytest.Item](), list[pytest.Item]()
     for item in items:
-        slow = item.get_closest_marker("slow") is not None
-        (left_out if slow and Random(f"{TODAY} {item.nodeid}").randrange(share) else kept).append(item)
+        runs = item.get_closest_marker("slow") is None or runs_today(item.nodeid)
+        (kept if runs else left_out).append(item)
     config.hook.pytest_deselected(items=left_out)
     items[:] = kept
 

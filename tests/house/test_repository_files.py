@@ -121,6 +121,50 @@ def test_the_nightly_run_refuses_unusable_arguments(arguments: list[str]) -> Non
     assert f"'{arguments[-1]}'" in ended.stderr
 
 
+def runs_on(day: str, share: str) -> set[int]:
+    """Which of 1,000 slow tests run on a day."""
+    asked = "from examples import runs_today; print(*(n for n in range(1000) if runs_today(f'test_{n}')))"
+    chosen = {"KVSM_SEED": day, "KVSM_SLOW_SHARE": share}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests" / "support"), **chosen}
+    return {*map(int, subprocess.check_output([sys.executable, "-c", asked], env=environment).split())}
+
+
+def test_each_day_draws_its_share_of_the_slow_tests() -> None:
+    """A seed names the day, so the same tests run again with it."""
+    first, again, next_day = runs_on("20261129", "10"), runs_on("20261129", "10"), runs_on("20261130", "10")
+    assert 60 < len(first) < 140
+    assert first == again
+    assert len(first & next_day) < 40
+    assert len(runs_on("20261129", "1")) == 1000
+
+
+def test_only_slow_tests_are_left_out() -> None:
+    """Of this file's neighbour: it has fast tests and slow ones."""
+    counts = []
+    for share in ("1", "1000000"):
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "--collect-only",
+            "-qq",
+            "-m",
+            "slow or not slow",
+            "-p",
+            "no:xdist",
+        ]
+        environment = {**os.environ, "KVSM_SLOW_SHARE": share}
+        done = subprocess.run(
+            [*command, "tests/house/test_kv_event_router.py"],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+        counts.append(int(done.stdout.split(": ")[1]))
+    assert 0 < counts[1] < counts[0]
+
+
 def test_a_search_tries_all_cases_of_slow_tests_instead_of_those_of_the_day() -> None:
     asked = 'from examples import drawn_today, of_today; print(of_today("abc", 3), drawn_today("abc", 1))'
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests" / "support"), "KVSM_EVERY": "1"}

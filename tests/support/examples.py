@@ -34,6 +34,12 @@ TODAY = _today()
 """The day whose cases slow tests try. KVSM_SEED=20261129 chooses it, as in `.ci/run`."""
 
 
+def runs_today(slow_test: str) -> bool:
+    """Return whether a slow test runs today: with KVSM_SLOW_SHARE=10, as in `.ci/run`, one in ten does, and
+    each day draws others. Without it, all run. slow_test: the id that pytest gives it."""
+    return Random(f"{TODAY} {slow_test}").randrange(int(os.environ.get("KVSM_SLOW_SHARE", "1"))) == 0
+
+
 def seeds_of_today(number: int) -> range:
     """Return `number` seeds that no other day has."""
     return range(TODAY * number, (TODAY + 1) * number)
