@@ -325,9 +325,9 @@ class FrameEncoder:
                 content, flags = packed, COMPRESSED | FRESH * is_fresh
             else:
                 self._stream.restart()
-        payload_crc = crc32(END, crc32(content))
-        header = self._header(len(content) + len(END), flags, len(events), events[0].seq, synced, payload_crc)
-        return b"".join((header, content, END))
+        payload = content + END
+        count, first = len(events), events[0].seq
+        return self._header(len(payload), flags, count, first, synced, crc32(payload)) + payload
 
     def keep(self) -> None:
         """Note that the last frame returned by `events` will be written. Call this once for a frame."""

@@ -187,8 +187,9 @@ class LogWriter:
         self._maker = SegmentMaker(*head, compress, self._retention, self._syncs)
         # The first flush deletes the segments that a new life drops.
         self._resume_at, self._look_at_ns, self._settled = 0, 0, False
-        self._flushed_ns = self._nothing_until_ns = 0
-        # (monotonic) Between these two times, a flush without new events has nothing to do.
+        self._flushed_ns = self._nothing_until_ns = self._only_write_until_ns = 0
+        # (monotonic) Between the first two times, a flush without new events has nothing to do. Between the
+        # first and the third, a flush has only to write.
         self._refusal: LogError | None = None
         self._closed, self._ended, self._forks = False, False, _forks
         self._calls: list[object] = []
@@ -306,8 +307,24 @@ class LogWriter:
             raise self._refusal
         if not self._settled:
             self._settle()
-        self._settled, self._nothing_until_ns = False, 0
+        only_write_until_ns = self._only_write_until_ns
+        self._settled, self._nothing_until_ns, self._only_write_until_ns = False, 0, 0
         now = time.monotonic_ns()
+        if not self._flushed_ns <= now < only_write_until_ns or closing or not self._only_write():
+            self._flush_all(now, closing)
+        set_marks(self._marks, self._place)
+        self._note_times(now, closing or self._opening is not None)
+        self._settled = True
+
+    def _only_write(self) -> bool:
+        """Write the pending events. Returns whether there is nothing else to do."""
+        if self._place.events:
+            self._write_events()
+        place = self._place
+        return place.segment.loss is None and place.offset < place.segment.full_at
+
+    def _flush_all(self, now: int, closing: bool) -> None:
+        """Do all that is due at `now` (monotonic)."""
         if not self._look_at_ns - LOOK_INTERVAL_NS <= now < self._look_at_ns:
             self._look(now)
         segment = self._place.segment
@@ -323,12 +340,20 @@ class LogWriter:
             self._drop_events()
             if self._place.dropped >= self._resume_at:
                 self._open(self._resume)
-        set_marks(self._marks, self._place)
-        # An engine flushes in every step, and most steps decide nothing.
-        busy = closing or self._opening is not None
-        self._flushed_ns = now
-        self._nothing_until_ns = 0 if busy else min(now + self._syncing.interval_ns, self._look_at_ns)
-        self._settled = True
+
+    def _note_times(self, now: int, is_busy: bool) -> None:
+        """Note when the next flush has something to do. An engine flushes in every step, and most steps
+        decide nothing or little.
+
+        is_busy: whether the next flush may have to do something else than to write.
+        """
+        place, self._flushed_ns = self._place, now
+        if is_busy:
+            return
+        self._nothing_until_ns = min(now + self._syncing.interval_ns, self._look_at_ns)
+        if place.segment.loss is None and place.segment.announced and not self._syncing.thread.is_busy:
+            due_ns = place.segment.synced.at_ns + self._syncing.interval_ns
+            self._only_write_until_ns = min(due_ns, self._look_at_ns) if self._syncs else self._look_at_ns
 
     def _settle(self) -> None:
         """Finish the operation of an interrupted call."""
@@ -510,6 +535,7 @@ class LogWriter:
 
     def _lose(self, first: int, offset: int, cause: OSError) -> None:
         """Record that events from `first` on, at byte `offset` of the segment, are lost, and handle it."""
+        self._only_write_until_ns = 0
         self._abandon_opening()
         place = self._place
         self._syncing.thread.wait()
