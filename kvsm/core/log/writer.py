@@ -351,7 +351,7 @@ class LogWriter:
         if is_busy:
             return
         self._nothing_until_ns = min(now + self._syncing.interval_ns, self._look_at_ns)
-        if place.segment.loss is None and place.segment.announced and not self._syncing.thread.is_busy:
+        if place.segment.loss is None and place.segment.announced:
             due_ns = place.segment.synced.at_ns + self._syncing.interval_ns
             self._only_write_until_ns = min(due_ns, self._look_at_ns) if self._syncs else self._look_at_ns
 

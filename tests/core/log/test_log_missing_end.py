@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -13,7 +14,7 @@ from replay_life import random_life
 from kvsm.cli import main
 from kvsm.core.log import LogDirectory, LogEnd, LogFollower, LogReader, LogWriter, WholeState, find_end
 from kvsm.core.log.frames import PREAMBLE_BYTES, first_event, segment_paths
-from kvsm.core.log.segment_file import SegmentFile
+from kvsm.core.log.segment_file import SegmentFile, UnsyncedMark
 from kvsm.errors import LogDamaged, LogError
 
 
@@ -180,3 +181,23 @@ def test_a_new_writer_marks_the_segment_of_the_old_one_at_its_first_flush(tmp_pa
     writer.close()
     segment_paths(tmp_path / "log")[-1].unlink()
     assert end_of(tmp_path / "log") == (LogEnd.MISSING, 4, 3)
+
+
+def test_the_next_flush_announces_a_segment_again_if_that_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although it has nothing else to do than to write."""
+    options: dict[str, Any] = {"durability": "interval", "sync_interval_ms": 10**9, "segment_bytes": 100}
+    life, called = Life(tmp_path / "log", on_failure="continue", **options), list[int]()
+
+    def failing_once(_: SegmentFile, first: int, *_syncs: bool) -> None:
+        called.append(first)
+        if len(called) == 1:
+            raise UnsyncedMark
+
+    monkeypatch.setattr(SegmentFile, "name_successor", failing_once)
+    while not called:
+        life.append(1)
+    life.append(1)
+    assert called == [called[0]] * 2
+    life.writer.close()
