@@ -162,15 +162,17 @@ class MinuteCounter:
         was_whole = self.is_whole and events[0].seq == self.minutes.last + 1
         self.is_whole, last_ns = False, self._last_ns
         part, until_ns, method_of = self._part, self._until_ns, _COUNTED.get
-        for event in events:
+        begin = 0  # The events of `part` before this place are counted.
+        for place, event in enumerate(events):
             now_ns = event.wall_ns
             if not last_ns <= now_ns < until_ns:
+                part.events += place - begin
                 self._turn(last_ns, now_ns)
-                part, until_ns = self._part, self._until_ns
+                part, until_ns, begin = self._part, self._until_ns, place
             last_ns = now_ns
-            part.events += 1
             if (method := method_of(type(event))) is not None:
                 method(self, event)
+        part.events += len(events) - begin
         self._last_ns, self.minutes.ended_ns, self.minutes.last = last_ns, last_ns, events[-1].seq
         self.is_whole = was_whole
 
