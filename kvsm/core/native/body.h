@@ -213,6 +213,8 @@ typedef struct {
     Fold *fold;
     PyObject *fields;          /* the ledger's attributes */
     PyObject *seen[NUM_NAMES]; /* the attributes read so far; owned, because a policy or a listener may replace them */
+    Name read[NUM_NAMES];      /* the names of those */
+    int num_read;
     PyObject *event;
     int kind;         /* -1: unknown */
     PyObject *values; /* the event's field values, a tuple; borrowed. NULL: read its attributes instead */
@@ -225,9 +227,9 @@ typedef struct {
 static inline PyObject *field(Folding *folding, Name name)
 {
     PyObject **seen = &folding->seen[name];
-    if (*seen == NULL) {
-        *seen = PyDict_GetItemWithError(folding->fields, name_of(name));
-        Py_XINCREF(*seen);
+    if (*seen == NULL && (*seen = PyDict_GetItemWithError(folding->fields, name_of(name))) != NULL) {
+        Py_INCREF(*seen);
+        folding->read[folding->num_read++] = name;
     }
     return *seen;
 }

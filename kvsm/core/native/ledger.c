@@ -56,16 +56,22 @@ Verdict only_recorded(Folding *folding)
 bool set_field(Folding *folding, Name name, PyObject *value)
 {
     PyObject *before = folding->seen[name];
-    Py_XINCREF(value);
+    if (value == NULL)
+        return false;
+    if (before == NULL)
+        folding->read[folding->num_read++] = name;
+    Py_INCREF(value);
     folding->seen[name] = value;
     Py_XDECREF(before);
-    return value != NULL && PyDict_SetItem(folding->fields, name_of(name), value) == 0;
+    return PyDict_SetItem(folding->fields, name_of(name), value) == 0;
 }
 
 void forget_seen(Folding *folding)
 {
-    for (int name = 0; name < NUM_NAMES; name++)
-        Py_CLEAR(folding->seen[name]);
+    while (folding->num_read > 0) {
+        PyObject **seen = &folding->seen[folding->read[--folding->num_read]];
+        Py_CLEAR(*seen);
+    }
 }
 
 /* The descriptor of a field; borrowed. NULL: the attribute is looked up by its name. */
