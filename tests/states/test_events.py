@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvsm import ids
+from kvsm.core import native
 from kvsm.core.kv_events import BlockRemoved, BlockStored, KVCacheEvent, Publisher
 from kvsm.core.ledger.snapshot import digest, restore, snapshot
 from kvsm.core.plan import TransferJob, TransferPlan, WorkerReport
@@ -63,6 +64,17 @@ class TestIds:
             assert len(numbers) <= SMALL
         if len(numbers) > SMALL:
             assert count(packed) == len(numbers)
+
+    def test_what_is_usual_is_packed_and_read_in_c(self) -> None:
+        """Else the tests above would compare Python with Python."""
+        if native.WHY_NOT:
+            pytest.skip(f"Python packs: {native.WHY_NOT}")
+        assert native.unpack_ids(b"\x02") == b""
+        for numbers in ([7], [*range(40)], [5, 3, 70_000], [1 << 31, 1 << 20]):
+            for batch in (numbers, tuple(numbers), np.array(numbers, dtype=np.int64)):
+                packed = native.pack_ids(batch)
+                assert packed == ids.pack_in_python(np.array(numbers, dtype=np.int64))
+                assert np.frombuffer(native.unpack_ids(packed), dtype=np.int64).tolist() == numbers
 
     @given(st.integers(0, 2**24 - 1000), st.integers(SMALL + 1, 900), st.sampled_from([-1, 1]))
     def test_a_run_takes_the_bytes_of_two_ids(self, first: int, size: int, step: int) -> None:

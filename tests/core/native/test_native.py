@@ -17,6 +17,7 @@ from itertools import takewhile
 from operator import or_
 from random import Random
 from sys import getrefcount
+from types import FrameType
 from typing import Any
 
 import msgspec
@@ -62,6 +63,7 @@ from kvsm.events import (
 )
 from kvsm.ids import SMALL
 from kvsm.states.block import BLOCK
+from kvsm.states.transfer import PLANNED, TRANSFER_WORDS
 
 if native.WHY_NOT:
     pytest.skip(f"Python folds: {native.WHY_NOT}", allow_module_level=True)
@@ -131,6 +133,54 @@ def test_the_kinds_that_are_left_to_python_are_those_of_the_docs() -> None:
     left = set(re.findall(r"`(\w+)`", docs.split("| always |")[1].split("\n")[0]))
     assert folded | left == {kind.__name__ for kind in KINDS}
     assert not folded & left
+
+
+def may_be_left(ledger: Ledger, event: OffloadingEvent) -> bool:
+    """Whether docs/architecture.md names this event as one that is left to Python."""
+    if type(event).__name__ not in folded_in_c():
+        return True
+    if ledger.copied_out:
+        return True
+    match event:
+        case ev.WorkerReported(transfer=transfer, good=good):
+            return not good or bool(ledger.transfers[transfer].word >> TRANSFER_WORDS.shifts[1])
+        case ev.HitReleased(request=request):
+            return ledger.voided_at > ledger.requests[request].pinned_at
+        case StorePlanned(source=source):
+            return bool(source)
+        case BlocksTouched(parents=parents):
+            return bool(parents)
+        case ev.LoadPlanned(request=request, parts=parts, target=target):
+            return bool(parts or target) or ledger.voided_at > ledger.requests[request].pinned_at
+        case ev.Ticked():
+            return bool(ledger.deferred)
+        case CacheReset():
+            return any(one.state is PLANNED for one in ledger.transfers.values())
+    return False
+
+
+def test_what_is_usual_is_folded_in_c() -> None:
+    """Else the tests below would compare Python with Python. Each kind of event that C folds is seen."""
+    left, seen = list[OffloadingEvent](), set[str]()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code is Ledger.apply.__code__:
+            left.append(frame.f_locals["event"])
+
+    for seed in range(60):
+        options = msgspec.structs.replace(draw_options(Random(seed)), policy="lru")
+        ledger = Ledger(options.config())
+        for event in walked(options, seed, 120):
+            is_usual = not may_be_left(ledger, event)
+            sys.setprofile(note)
+            try:
+                ledger.apply(event)
+            finally:
+                sys.setprofile(None)
+            assert not (is_usual and left), event
+            left.clear()
+            seen |= {type(event).__name__} if is_usual else set()
+    assert folded_in_c() - seen == set()
 
 
 # Both bodies fold alike.
@@ -391,6 +441,42 @@ def test_wrong_events_are_refused_alike(seed: int) -> None:
             twins.apply(msgspec.structs.replace(event, seq=twins.native.seq + 1))
 
 
+@pytest.mark.parametrize("workers", [1, 2, 61, 62, 63, 64, 1000])
+def test_a_worker_that_is_not_there_has_no_reports(workers: int) -> None:
+    """C notes who has reported in a number of 64 bits, and leaves the others to Python."""
+    config = OffloadConfig(host_blocks=2, device_blocks=2, workers=workers)
+    twins = Twins(config)
+    for event in (
+        ev.LogOpened(1, 0, 0, config, "", 1),
+        StorePlanned(2, 0, 0, (), (b"a",), (0,), (0,)),
+        ev.TransfersSubmitted(3, 0, 0, (2,)),
+    ):
+        assert twins.apply(event).error is None
+    for worker in (workers, workers + 1, 2**31, 2**40):
+        assert is_refusal(twins.apply(ev.WorkerReported(4, 0, 0, 2, worker, True)))
+    for worker in range(workers):
+        assert twins.apply(ev.WorkerReported(4 + worker, 0, 0, 2, worker, True)).error is None
+    assert twins.native.readable(0)
+
+
+def test_a_request_that_has_finished_offers_no_blocks() -> None:
+    """It is known until its load has ended."""
+    config = OffloadConfig(host_blocks=2, device_blocks=4)
+    twins = Twins(config)
+    for event in (
+        ev.LogOpened(1, 0, 0, config, "", 1),
+        StorePlanned(2, 0, 0, (), (b"a",), (0,), (0,)),
+        ev.TransfersSubmitted(3, 0, 0, (2,)),
+        ev.WorkerReported(4, 0, 0, 2, 0, True),
+        ev.HitMatched(5, 0, 0, "r", (0,), None, 1, 0, 1),
+        ev.LoadPlanned(6, 0, 0, "r", (0,), (1,)),
+        ev.TransfersSubmitted(7, 0, 0, (6,)),
+        ev.RequestFinished(8, 0, 0, "r"),
+    ):
+        assert twins.apply(event).error is None
+    assert is_refusal(twins.apply(ev.BlocksOffered(9, 0, 0, (("r", (1,), (1,)),))))
+
+
 @pytest.mark.parametrize("examples", [20, pytest.param(300, marks=pytest.mark.slow)])
 def test_wrong_parents_are_refused_alike(examples: int) -> None:
     """Of a store the blocks are read when it ends: what was accepted by its plan is used then."""
@@ -433,11 +519,12 @@ def test_a_long_batch_that_is_not_packed_is_folded_too() -> None:
     [
         lambda ledger: setattr(ledger, "generation", array("i", ledger.generation)),
         lambda ledger: setattr(ledger.blocks, "words", array("q", ledger.blocks.words)),
+        lambda ledger: setattr(ledger.blocks, "words", array("h", [*ledger.blocks.words, *range(4)])),
         lambda ledger: setattr(ledger.blocks, "totals", array("i", ledger.blocks.totals)),
         lambda ledger: setattr(ledger.blocks, "totals", array("q", [*ledger.blocks.totals, 0])),
         lambda ledger: setattr(ledger, "requests", OrderedDict(ledger.requests)),
     ],
-    ids=["generations", "words", "totals", "more totals", "requests"],
+    ids=["generations", "words", "more words of half the size", "totals", "more totals", "requests"],
 )
 def test_memory_of_another_kind_is_left_to_python(replace: Callable[[Ledger], None]) -> None:
     """A test may have built its ledger from other containers."""

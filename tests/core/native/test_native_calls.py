@@ -236,20 +236,70 @@ def test_another_thread_is_refused_until_the_driver_has_ended() -> None:
     assert twins.call("finish", "q").result is False
 
 
-def test_a_clock_may_call_the_core() -> None:
+@pytest.mark.parametrize("asked", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("complete_load", (7,)),
+        ("match", ("new", KEYS[:2])),
+        ("prepare_store", ("new", KEYS[1:9], range(40, 48))),
+        ("prepare_load", ("p", [8])),
+        ("submit", ([20],)),
+        ("finish", ("p",)),
+    ],
+)
+@pytest.mark.parametrize("meanwhile", ["reset", "arrive", "tick"])
+def test_a_clock_may_call_the_core(meanwhile: str, name: str, arguments: tuple[Any, ...], asked: int) -> None:
     """It changes the ledger while a call goes on: what was read before is not believed."""
+    if (meanwhile, name) == ("reset", "match"):
+        return  # Both refuse it, in other words.
     twins = with_loads()
+    twins.call("match", "p", KEYS[:1])
+    for core in twins.both:
+        core._clock_ns = ClockThatCalls(core, meanwhile, asked)  # type: ignore[assignment]
+    twins.call(name, *arguments)
+
+
+@pytest.mark.parametrize("call", [("prepare_load", "p", [8, 9]), ("finish", "p")])
+def test_a_clock_may_replace_what_a_call_reads(call: tuple[Any, ...]) -> None:
+    """The slots that the request has pinned get other blocks, which another request pins."""
+    twins = TwinCores(OffloadConfig(host_blocks=2, device_blocks=10))
+
+    def store_and_match(core: Offloader, keys: list[bytes], request: str) -> None:
+        job = core.prepare_store("s", keys, [0, 1]).job
+        assert job is not None
+        core.submit([job.transfer])
+        core.complete_store(job.transfer)
+        assert core.match(request, keys) == Match(2)
+
+    twins.each(lambda core: store_and_match(core, KEYS[:2], "p"))
     for core in twins.both:
         clock = clock_of(core)
 
-        def reset(core: Offloader = core, clock: Times = clock) -> int:
+        def replace(core: Offloader = core, clock: Times = clock) -> int:
             core._clock_ns = clock
             core.reset()
+            store_and_match(core, KEYS[2:4], "q")
             return 7
 
-        core._clock_ns = reset
-    twins.call("complete_load", live(twins))
+        core._clock_ns = replace
+    name, *arguments = call
+    twins.call(name, *arguments)
     assert twins.python.ledger.epoch == 1
+
+
+class ClockThatCalls(Times):
+    """A clock that calls the core when it is asked for the time `asked` times."""
+
+    def __init__(self, core: Offloader, name: str, asked: int) -> None:
+        super().__init__()
+        self._core, self._name, self._when = core, name, asked
+
+    def __call__(self) -> Any:
+        said = super().__call__()
+        if said == self._when:
+            getattr(self._core, self._name)(*(["another"] if self._name == "arrive" else []))
+        return said
 
 
 WRONG_REPORTS: list[tuple[Any, ...]] = [
@@ -399,6 +449,14 @@ def test_a_store_has_each_argument_once(name: str, count: int, others: dict[str,
     given = ((), KEYS[:1], (0,), (), (), {}, ())
     value = {} if name == "parents" else ()
     stores_of_others([]).call("store", *given[:count], **{**others, name: value})
+
+
+@pytest.mark.parametrize("place", range(3, 6))
+@pytest.mark.parametrize("value", [5, None, (KEYS[0],), [KEYS[0]], {0: KEYS[1]}, {5: KEYS[1]}])
+def test_a_store_looks_at_each_argument(place: int, value: Any) -> None:
+    given = [(), KEYS[:1], (0,), (), (), {}]
+    given[place] = value
+    stores_of_others([]).call("store", *given)
 
 
 def test_parents_may_change_while_a_store_is_planned() -> None:
@@ -608,6 +666,12 @@ def test_usual_calls_give_back_what_they_took() -> None:
         for number in range(300):
             name, block = f"r{number}", number % 40
             plan = core.prepare_store(name, [b"%d" % block], [block]).job
+            if plan is not None:
+                core.submit([plan.transfer])
+                core.report(plan.transfer, 0, True)
+            # Of the owners of an offer that has a resident key, one has no new keys.
+            keys = [b"%d" % block, b"other-%d" % block, b"more-%d" % block]
+            plan = core.store(((name, 1), ("other", 1), ("more", 1)), keys, [60, 61, 62]).job
             if plan is not None:
                 core.submit([plan.transfer])
                 core.report(plan.transfer, 0, True)

@@ -338,6 +338,20 @@ def test_fields_without_values_are_not_loaded() -> None:
         lacking.unpack(lacking.pack((_Part(value=_Taken()),)))
 
 
+class _Sealed:
+    """It takes no field but `one`."""
+
+    __slots__ = ("one",)
+
+
+def test_a_field_that_a_class_refuses_is_not_loaded() -> None:
+    refusing = native.PackerBody(
+        ((_Part, {}, ("value",)),), ((_Sealed, lambda _: (1, 2), ("one", "other")),), ()
+    )
+    with pytest.raises(AttributeError, match="other"):
+        refusing.unpack(refusing.pack((_Part(value=_Sealed()),)))
+
+
 @pytest.mark.parametrize("rows", [(((1, {}, ()),), ()), (((_Part, {}),), ()), ((), ((_Part, None),))])
 def test_a_packer_of_other_rows_is_not_made(rows: Any) -> None:
     with pytest.raises(TypeError, match=r"a part is \(class|a kind is \(class"):

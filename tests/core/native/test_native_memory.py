@@ -130,8 +130,9 @@ def test_an_index_without_memory_is_as_it_was(name: str, allocator: Allocator) -
         lambda: dict(NativeIndex([b""] * 100, 100)),
         lambda: plain(_body.pack_ids(MANY)),
         lambda: plain(_body.unpack_ids(_body.pack_ids((*MANY, 5, 4, 3)) or b"")),
+        lambda: make_packer().pack((numbered(2),)),
     ],
-    ids=["queue", "index", "pack_ids", "unpack_ids"],
+    ids=["queue", "index", "pack_ids", "unpack_ids", "packer"],
 )
 def test_what_cannot_be_made_is_refused(make: Callable[[], Any], allocator: Allocator) -> None:
     assert fail_each(lambda: Scene(make, lambda: None), allocator) > 0
@@ -313,6 +314,26 @@ def test_a_core_without_memory_is_as_it_was_or_stops(name: str, allocator: Alloc
     fail_each(lambda: core_scene(CALLS[name], lambda: make_core(CONFIG, publisher=True)), allocator)
 
 
+@each_allocator
+def test_a_store_without_memory_for_its_keys_stops_nothing(allocator: Allocator) -> None:
+    """Python keeps the memory of some tuples of each length, so a list of keys would never lack it."""
+
+    taken = [tuple(range(10)) for _ in range(2500)]
+
+    def make() -> Scene:
+        core = matched(make_core(CONFIG))
+
+        def state() -> Any:
+            found = saved(core.ledger)
+            taken.extend([tuple(range(10)) for _ in range(50)])
+            return found
+
+        store = partial(core.prepare_store, "p", [b"%d" % n for n in range(10)], range(50, 60))
+        return Scene(store, state, lambda: core._poisoned is not None)
+
+    assert fail_each(make, allocator) > 0
+
+
 # Copies.
 
 
@@ -346,13 +367,16 @@ class _Made:
         self.value = value
 
 
-def packer_scene(use: Callable[[Any, Any], Any], part: _Part | None = None) -> Scene:
-    packer = native.PackerBody(
+def make_packer() -> Any:
+    return native.PackerBody(
         ((_Part, {"kept": 0}, ("value",)),),
         ((_Made, lambda one: (one.value,), lambda value: _Made(value)), (_Part, None, None)),
         ("constant",),
     )
-    part = part or mixed()
+
+
+def packer_scene(use: Callable[[Any, Any], Any], part: _Part | None = None) -> Scene:
+    packer, part = make_packer(), part or mixed()
     return Scene(lambda: use(packer, (part,)), lambda: packer.pack((part,)))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from examples import examples
+from kvsm.core import native
 from kvsm.core.policies.slot_queue import SlotQueue, join, split
 from kvsm.ids import SMALL, IdArray
 
@@ -74,6 +75,25 @@ def test_follows_a_plain_list(examples: int) -> None:
             assert queue.which(form(batch)) == [slot in model for slot in batch]
 
     check_property(examples, operations, body)
+
+
+def test_one_slot_leaves_a_full_queue() -> None:
+    """Whichever it is: those before it stay."""
+    for slot in range(CAPACITY):
+        queue, others = SlotQueue(CAPACITY), [one for one in range(CAPACITY) if one != slot]
+        queue.refill(np.arange(CAPACITY))
+        queue.remove((slot,))
+        assert list(queue) == others
+
+
+@pytest.mark.skipif(bool(native.WHY_NOT), reason="Python keeps the queue")
+@pytest.mark.parametrize("listed", [(), (5, 70), range(1, CAPACITY)])
+def test_nothing_follows_a_slot_that_is_not_there(listed: Sequence[int]) -> None:
+    for put in ("append", "refill"):
+        queue = native.QueueBody(CAPACITY)
+        getattr(queue, put)(np.array(listed, dtype=np.int64))
+        for slot in {*range(CAPACITY)} - {*listed}:
+            assert queue.following(slot, 3) == b""
 
 
 @pytest.mark.parametrize("examples", EXAMPLES)
