@@ -134,8 +134,13 @@ class WatchedPool(SmallPool):
         self.cached = {key: block for key, block in found.items() if block is not None}
         for key, block in self.cached.items():
             self._check_content(call, f"cached_block(...) returns device block {block}", block, key)
-        for block in range(self._size):
-            named = self._pool.key_of(block)
+        keys = [self._pool.key_of(block) for block in range(self._size)]
+        many = getattr(self._pool, "keys_of", None)
+        if many is not None and list(many(range(self._size))) != keys:
+            raise PropertyBroken(
+                Property.CORRECT_BYTES, f"after {call} keys_of returns other keys than key_of of each block"
+            )
+        for block, named in enumerate(keys):
             if named is not None:
                 self._check_content(call, f"key_of({block}) returns a key", block, named)
 

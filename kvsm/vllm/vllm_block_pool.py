@@ -52,6 +52,13 @@ class VllmBlockPool:
         key: bytes | None = None if block in self.computing else self._blocks[block].block_hash
         return key
 
+    def keys_of(self, blocks: Sequence[int]) -> list[bytes | None]:
+        """Return `key_of` of each block."""
+        if self.computing:
+            return list(map(self.key_of, blocks))
+        every = self._blocks
+        return [every[block].block_hash for block in blocks]
+
     def cached_block(self, key: bytes) -> int | None:
         """Return a cached block with this key; None if there is none."""
         block = self._pool.cached_block_hash_to_block.get_one_block(key)

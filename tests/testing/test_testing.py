@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -317,6 +317,11 @@ def release_twice(pool: WatchedPool) -> None:
     pool.free_blocks([0])
 
 
+class FindsOtherKeysOfMany(UsersPool):
+    def keys_of(self, blocks: Sequence[int]) -> list[bytes | None]:
+        return [None for _ in blocks]
+
+
 def cache_first(pool: WatchedPool) -> None:
     pool.cache(pool.take(2)[0], KEYS[0])
 
@@ -339,6 +344,11 @@ def cache_first(pool: WatchedPool) -> None:
             TakesHeld,
             release_twice,
             r"one release per hold \(S4\): device block 0 is released, and nobody holds it",
+        ),
+        (
+            FindsOtherKeysOfMany,
+            cache_first,
+            r"correct bytes \(S15\): .* keys_of returns other keys than key_of",
         ),
         (FindsOtherContent, cache_first, r"correct bytes \(S15\): .* device block 1 should hold key"),
         (

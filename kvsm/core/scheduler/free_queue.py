@@ -27,7 +27,7 @@ each block that is taken.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Annotated, cast
 
@@ -78,6 +78,22 @@ class WalkState(msgspec.Struct):
     left_out: Annotated[dict[int, bytes], filled(_left_out)] = msgspec.field(default_factory=dict)
     """Block -> its key, which is not stored while the block has it: the pool still had this key at the last
     reset, or the eviction policy refused it. Removed when a request gets the block."""
+
+
+def _keys_of(pool: DevicePool, blocks: Sequence[int]) -> list[bytes | None]:
+    """Return `key_of` of each block, in one call if the pool has `keys_of`."""
+    many: Callable[[Sequence[int]], list[bytes | None]] | None = getattr(pool, "keys_of", None)
+    return list(map(pool.key_of, blocks)) if many is None else many(blocks)
+
+
+def _pieces(queue: Iterator[int], safe: Sequence[int], enough: int) -> Iterator[list[int]]:
+    """Return the blocks of the queue until `enough` safe ones were passed. The caller adds these to `safe`.
+
+    In pieces, because the index looks up many keys faster together. Most are all safe, or all new.
+    """
+    while (lacking := enough - len(safe)) > 0 and (blocks := list(islice(queue, lacking))):
+        for begin in range(0, len(blocks), PIECE):
+            yield blocks[begin : begin + PIECE]
 
 
 class FreeQueueWalk:
@@ -143,7 +159,8 @@ class FreeQueueWalk:
             keys += saved.keys()
             blocks += saved.values()
         prepared = self._offloader.store((), keys, blocks)
-        state.known_safe.update([blocks[place] for place in prepared.stored])
+        are_all = len(prepared.stored) == len(blocks)
+        state.known_safe.update(blocks if are_all else [blocks[place] for place in prepared.stored])
         state.left_out.update({blocks[place]: keys[place] for place in prepared.refused})
         still_safe, waits = self._still_safe(safe, prepared), bool(prepared.deferred)
         state.store_budget -= len(prepared.keys)
@@ -158,13 +175,13 @@ class FreeQueueWalk:
             return len(safe)
         # Blocks whose keys this store has evicted are no longer safe.
         self.state.known_safe.clear()
-        evicted, key_of = set(prepared.evicted), self._pool.key_of
-        return next((place for place, block in enumerate(safe) if key_of(block) in evicted), len(safe))
+        evicted, keys = set(prepared.evicted), _keys_of(self._pool, safe)
+        return next((place for place, key in enumerate(keys) if key in evicted), len(safe))
 
     def _walk(self) -> tuple[list[bytes], list[int], list[int]]:
         """Walk the queue. Returns the keys to store, their blocks, and the safe blocks that were passed."""
         ledger, known, enough = self._offloader.ledger, self.state.known_safe, 2 * self._target
-        find, stale, key_of = ledger.index.find, ledger.provenance.stale, self._pool.key_of
+        find, stale = ledger.index.find, ledger.provenance.stale
         left_out = self.state.left_out
         are_plain = not stale and not left_out
         most = min(self.state.store_budget, enough)
@@ -172,12 +189,11 @@ class FreeQueueWalk:
         blocks: list[int] = []
         safe: list[int] = []
         queue = self._pool.free_queue()
-        # In pieces, because the index looks up many keys faster together. Most are all safe, or all new.
-        while len(safe) < enough and (piece := list(islice(queue, PIECE))):
+        for piece in _pieces(queue, safe, enough):
             if known.issuperset(piece):
                 safe += piece[: enough - len(safe)]
                 continue
-            held = list(map(key_of, piece))
+            held = _keys_of(self._pool, piece)
             found = find(cast(list[bytes], held))
             if None not in found:
                 piece = piece[: enough - len(safe)]
@@ -209,6 +225,6 @@ class FreeQueueWalk:
         Blocks further behind are left out: keeping their keys too would leave no room for the next stores.
         """
         index, readable = self._offloader.ledger.index, self._offloader.ledger.readable
-        first = islice(self._pool.free_queue(), 2 * self._target)
-        named = {key: block for block in first if (key := self._pool.key_of(block)) is not None}
+        first = list(islice(self._pool.free_queue(), 2 * self._target))
+        named = {key: block for key, block in zip(_keys_of(self._pool, first), first) if key is not None}
         return {key: block for key, block in named.items() if key in index and readable(index[key])}

@@ -142,6 +142,9 @@ class DevicePool(Protocol):
     """The engine's device blocks, if it counts references to them.
 
     A block with a reference is not in the free queue, is not allocated, and keeps its content.
+
+    A pool may also have `keys_of(blocks)`, which returns a list of `key_of` of each block. Then the lazy
+    store asks for the keys of many blocks in one call.
     """
 
     def touch(self, blocks: Sequence[int]) -> None:

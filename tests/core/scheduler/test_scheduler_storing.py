@@ -6,6 +6,7 @@ Rows 1, 2, 3, 14, 15, 16 and 21 of the scheduler's behaviours; each test is name
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from itertools import pairwise
 from sys import maxsize
 from typing import Any
@@ -376,8 +377,15 @@ def test_lazy_store_takes_nothing_at_the_end_of_a_request() -> None:
 class Queue:
     """A pool of blocks with content, their walk, and an engine that takes blocks from the head."""
 
-    def __init__(self, blocks: int, target: int, host_blocks: int = 32, log: MemoryLog | None = None) -> None:
-        self.pool = SmallPool(blocks)
+    def __init__(
+        self,
+        blocks: int,
+        target: int,
+        host_blocks: int = 32,
+        log: MemoryLog | None = None,
+        pool: SmallPool | None = None,
+    ) -> None:
+        self.pool = pool or SmallPool(blocks)
         config = OffloadConfig(host_blocks=host_blocks, device_blocks=2 * blocks)
         self.core = Offloader(config, log, clock_ns=lambda: 0)
         self.walk = FreeQueueWalk(self.core, self.pool, target)
@@ -498,6 +506,31 @@ def test_step_in_which_nothing_is_computed_yet_is_no_offer() -> None:
     tracked, ledger = hand.scheduler.state.tracked["r"], hand.core.ledger
     assert of_kind(hand, ev.BlocksEvicted)
     assert tracked.watched_from >= ledger.forgotten_at
+
+
+class PoolOfMany(SmallPool):
+    """It answers for many blocks at once."""
+
+    asked = 0
+
+    def keys_of(self, blocks: Sequence[int]) -> list[bytes | None]:
+        self.asked += 1
+        return [SmallPool.key_of(self, block) for block in blocks]
+
+    def key_of(self, block: int) -> bytes | None:
+        raise AssertionError(f"it was asked for the key of block {block} alone")
+
+
+def test_lazy_store_asks_a_pool_for_many_keys_at_once() -> None:
+    """If it can answer: `keys_of` is no method of DevicePool."""
+    one, many = Queue(12, 3, 5), Queue(12, 3, 5, pool=PoolOfMany(12))
+    for _ in range(4):
+        assert one.store() == many.store()
+        for queue in (one, many):
+            queue.end()
+            queue.walk.taken(queue.pool.take(2))
+    assert isinstance(many.pool, PoolOfMany)
+    assert many.pool.asked > 0
 
 
 class CheckedWalk(FreeQueueWalk):
