@@ -119,7 +119,11 @@ class KvsmConnector(KVConnectorBase_V1, SupportsHMA):
     on_new_request = _forwarded(SchedulerSide.on_new_request)
     get_num_new_matched_tokens = _forwarded(SchedulerSide.get_num_new_matched_tokens)
     update_state_after_alloc = _forwarded(SchedulerSide.update_state_after_alloc)
-    build_connector_meta = _forwarded(SchedulerSide.build_connector_meta)
+
+    def build_connector_meta(self, scheduler_output: Any) -> Any:
+        """Return the plan of a step. Each step makes this call, so it is forwarded in the shortest way."""
+        return self._side.build_connector_meta(scheduler_output)  # type: ignore[union-attr]
+
     update_connector_output = _forwarded(SchedulerSide.update_connector_output)
     request_finished_all_groups = _forwarded(SchedulerSide.request_finished_all_groups)
     has_pending_push_work = _forwarded(SchedulerSide.has_pending_push_work)

@@ -210,8 +210,9 @@ class SchedulerSide:
             self._leases.look()
         if self._waiting:
             self._waiting.difference_update(output.num_scheduled_tokens)
-        for name in output.num_scheduled_tokens if self._recomputing else ():
-            self._recomputing.pop(name, None)
+        if self._recomputing:
+            for name in output.num_scheduled_tokens:
+                self._recomputing.pop(name, None)
         if self._frees_early:
             plan = self._plan_with_states(output)
         else:
@@ -227,7 +228,8 @@ class SchedulerSide:
             # Slots that this plan may overwrite must not be promised to another engine any more.
             self._outgoing.look()
         computes = output.total_num_scheduled_tokens > 0
-        if not (plan or disk or self._imports or self._failed_loads or self._ended_loads):
+        copies = plan.loads or plan.stores or plan.flush or disk or self._imports
+        if not (copies or self._failed_loads or self._ended_loads):
             return self._empty_plans[computes]
         imports, self._imports = tuple(self._imports), []
         leaving = {job.transfer: job.direction for job in (*plan.loads, *plan.stores)}
@@ -626,7 +628,7 @@ def _step_output(
 ) -> StepOutput:
     cached = output.scheduled_cached_reqs
     scheduled, fresh = output.num_scheduled_tokens, cached.new_block_ids
-    grown = dict(compress(zip(cached.req_ids, fresh), fresh))
+    grown = dict(compress(zip(cached.req_ids, fresh), fresh)) if any(fresh) else {}
     for name in cached.resumed_req_ids:
         # New and resumed requests have reported all their blocks when they got them.
         grown.pop(name, None)
