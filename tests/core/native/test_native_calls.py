@@ -35,6 +35,7 @@ from hypothesis import strategies as st
 
 import kvsm
 from examples import examples
+from kvsm import events as ev
 from kvsm.core import native
 from kvsm.core.kv_events import Publisher
 from kvsm.core.log import MemoryLog
@@ -43,7 +44,7 @@ from kvsm.core.offloader import transferring as transfers
 from kvsm.core.offloader.emitter import EventEmitter
 from kvsm.errors import IllegalTransition, InvalidEvent, Poisoned, WrongArgument, WrongThread
 from kvsm.events import LOAD, STORE, OffloadConfig
-from kvsm.ids import SMALL, array_of
+from kvsm.ids import SMALL, array_of, to_list
 
 if native.WHY_NOT:
     pytest.skip(f"Python decides: {native.WHY_NOT}", allow_module_level=True)
@@ -449,6 +450,35 @@ def test_a_store_has_each_argument_once(name: str, count: int, others: dict[str,
     given = ((), KEYS[:1], (0,), (), (), {}, ())
     value = {} if name == "parents" else ()
     stores_of_others([]).call("store", *given[:count], **{**others, name: value})
+
+
+@pytest.mark.parametrize("blocks", [[4, 60], [60, 5], [61, 60], [0, 60]])
+def test_a_block_that_a_load_writes_is_not_stored(blocks: list[int]) -> None:
+    """Correct bytes (S15): the load in flight writes blocks 4 and 5."""
+    twins = with_loads()
+    twins.call("prepare_store", "s", KEYS[10:12], blocks)
+    assert not {4, 5} & {block for job in stores(twins) for block in job}
+
+
+def stores(twins: TwinCores) -> list[list[int]]:
+    """The device blocks of the stores in flight."""
+    live = twins.native.ledger.transfers.values()
+    return [to_list(one.device_blocks) for one in live if one.direction is STORE]
+
+
+@pytest.mark.parametrize("new", range(1, 5))
+@pytest.mark.parametrize("resident", range(3))
+def test_a_store_into_a_full_pool_evicts_alike(new: int, resident: int) -> None:
+    """The eldest blocks that are not offered. An eviction names the store that it makes room for."""
+    twins = TwinCores(OffloadConfig(host_blocks=4, device_blocks=20))
+    twins.call("prepare_store", "r", KEYS[:4], range(4))
+    twins.call("submit", [live(twins)])
+    twins.call("complete_store", live(twins))
+    keys = KEYS[:resident] + KEYS[10 : 10 + new]
+    twins.call("prepare_store", "s", keys, range(5, 5 + len(keys)))
+    evicted = [event for event in log_of(twins.native) if isinstance(event, ev.BlocksEvicted)]
+    assert evicted
+    assert all(one.transfer in twins.native.ledger.transfers for one in evicted)
 
 
 @pytest.mark.parametrize("place", range(3, 6))
