@@ -280,6 +280,7 @@ _CLOSEST = {
     "frozen.h": "tests/core/ledger/test_frozen_state.py",
     "ids.c": "tests/states/test_events.py",
     "keeping.c": "tests/core/ledger/test_frozen_state.py",
+    "matching.c": "tests/core/native/test_native_calls.py",
     "msgpack.c": "tests/core/ledger/test_frozen_state.py",
     "saving.c": "tests/check/worlds/test_saving.py",
     "slot_queue.c": "tests/core/policies/test_slot_queue.py",

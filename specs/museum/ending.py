@@ -82,9 +82,9 @@ ENDING = (
         breaks=Property.FAILURE_IS_NOT_SUCCESS,
         edits=(
             Edit(
-                "kvsm.core.scheduler.scheduler:OffloadScheduler.update_connector_output",
-                "ended = core.report(*report.arguments()).ended",
-                "ended = core.report(report.transfer, report.worker, True, report.error).ended",
+                "kvsm.core.offloader.offloader:Offloader.report_all",
+                "ended = self.report(*one.arguments()).ended",
+                "ended = self.report(one.transfer, one.worker, True, one.error).ended",
             ),
         ),
     ),

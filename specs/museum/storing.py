@@ -134,7 +134,7 @@ STORING = (
         edits=(
             Edit(
                 "kvsm.core.scheduler.scheduler:OffloadScheduler.update_connector_output",
-                "for report in reports:",
+                "core.report_all(reports, partial(self._note_reported_end, failed))",
                 """
                 for report in reports:
                     store = core.ledger.transfers.get(report.transfer)
@@ -143,6 +143,7 @@ STORING = (
                             if core.ledger.index.pop(core.ledger.key_of[slot], None) is not None:
                                 core.ledger.key_of[slot] = self.device_blocks.pool.key_of(block)
                                 core.ledger.index[core.ledger.key_of[slot]] = slot
+                    core.report_all([report], partial(self._note_reported_end, failed))
                 """,
             ),
         ),

@@ -5,6 +5,7 @@ Also a generator of right and wrong calls.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from random import Random
 from threading import Thread
@@ -18,9 +19,11 @@ from kvsm.core import native
 from kvsm.core.kv_events import Publisher
 from kvsm.core.ledger import Ledger, NativeLedger
 from kvsm.core.ledger.snapshot import snapshot
-from kvsm.core.offloader import NativeOffloader, Offloader
+from kvsm.core.offloader import Ended, LogFlush, NativeOffloader, Offloader
+from kvsm.core.plan import WorkerReport
 from kvsm.core.policies import POLICIES
 from kvsm.events import OffloadConfig, OffloadingEvent, SkipReason
+from kvsm.ids import IdArray, pack, to_list, unpack
 
 
 class Times:
@@ -39,13 +42,16 @@ class Times:
 
 
 class Log(list[OffloadingEvent]):
-    """A log that records the core's `_may_change` at each event, and raises an error put into `next`."""
+    """A log that records the core's `_may_change` at each event and flush, and raises an error put into
+    `next` or `next_flush`."""
 
     core: Offloader
 
     def __init__(self) -> None:
         self.next: list[BaseException] = []
+        self.next_flush: list[BaseException] = []
         self.who: list[int] = []
+        self.flushes: list[tuple[int, int]] = []
 
     def append(self, event: OffloadingEvent) -> None:
         self.who.append(self.core._may_change)
@@ -54,7 +60,10 @@ class Log(list[OffloadingEvent]):
             raise self.next.pop()
 
     def flush(self) -> None:
-        """Do nothing: the log buffers no events."""
+        """Record the flush: the log buffers no events."""
+        self.flushes.append((len(self), min(self.core._may_change, 1)))
+        if self.next_flush:
+            raise self.next_flush.pop()
 
 
 class RecordingPublisher(Publisher):
@@ -82,35 +91,66 @@ class RecordingPublisher(Publisher):
             raise RuntimeError("the publisher broke")
 
 
-def make_core(config: OffloadConfig, log: bool = True, publisher: bool = False) -> Offloader:
+class Notes:
+    """The `note` of a `report_all`.
+
+    heard: the transfers that it got.
+    fails: whether the next call raises an error.
+    """
+
+    def __init__(self) -> None:
+        self.heard: list[Ended] = []
+        self.fails = False
+
+    def __call__(self, ended: Ended) -> None:
+        self.heard.append(ended)
+        if self.fails:
+            raise RuntimeError("nobody listens")
+
+
+NOTES = Notes()
+
+
+def make_core(
+    config: OffloadConfig, log: bool = True, publisher: bool = False, flush_within_ms: int = 0
+) -> Offloader:
     """Return a core with the clock, log and publisher of this module."""
     sink, recorder = Log() if log else None, RecordingPublisher() if publisher else None
     core = Offloader.__new__(Offloader)
     for watcher in (sink, recorder):
         if watcher is not None:
             watcher.core = core
-    core.__init__(config, sink, clock_ns=Times(), publisher=recorder)  # type: ignore[misc]
+    core.__init__(  # type: ignore[misc]
+        config, sink, clock_ns=Times(), publisher=recorder, flush_within_ms=flush_within_ms
+    )
     return core
 
 
 class Outcome(NamedTuple):
-    """The result of a call, or the error that it raised."""
+    """The result of a call, or the error that it raised; and what its `NOTES` got."""
 
     result: Any
     error: BaseException | None
+    heard: list[Ended]
 
 
 class TwinCores:
     """Two cores that get the same calls. Raises `AssertionError` at the first difference."""
 
     def __init__(
-        self, config: OffloadConfig, *, log: bool = True, publisher: bool = False, python_folds: bool = False
+        self,
+        config: OffloadConfig,
+        *,
+        log: bool = True,
+        publisher: bool = False,
+        python_folds: bool = False,
+        flush_within_ms: int = 0,
     ) -> None:
-        self.native = make_core(config, log, publisher)
+        self.native = make_core(config, log, publisher, flush_within_ms)
         assert isinstance(self.native, NativeOffloader), native.WHY_NOT
         assert isinstance(self.native.ledger, NativeLedger)
         with native.without():
-            self.python = make_core(config, log, publisher)
+            self.python = make_core(config, log, publisher, flush_within_ms)
             if python_folds:
                 self.native.ledger = Ledger(config, self.native.publisher)
                 for event in self.native.log if log else [ev.LogOpened(1, 0, 0, config, "", 1)]:  # type: ignore[attr-defined]
@@ -133,6 +173,7 @@ class TwinCores:
         assert type(ours.error.__cause__) is type(theirs.error.__cause__) if ours.error else True
         assert type(ours.result) is type(theirs.result), (what, ours, theirs)
         assert difference(ours.result, theirs.result) is None, (what, ours, theirs)
+        assert difference(ours.heard, theirs.heard) is None, (what, ours, theirs)
         mine, its = (self._seen(core) for core in self.both)
         odd = [name for name in mine if mine[name] != its[name]]
         assert not odd, (what, [(name, mine[name], its[name]) for name in odd if name != "state"])
@@ -147,19 +188,21 @@ class TwinCores:
             "state": None if poisoned else snapshot(core.ledger),
             "events": log[-3:] if isinstance(log, Log) else [],
             "lengths": (len(log), log.who[-3:]) if isinstance(log, Log) else (),
+            "flushes": log.flushes if isinstance(log, Log) else [],
             "over": publisher.over if isinstance(publisher, RecordingPublisher) else [],
             "asked": clock.asked if isinstance(clock, Times) else None,
             "may change": min(core._may_change, 1),
             "poisoned": core._poisoned,
-            "step": (core.step, core._flushed_seq, core.until_look),
+            "step": (core.step, core._flushed_seq, core._flush_by_ns, core.until_look),
         }
 
 
 def _outcome(do: Callable[[Offloader], Any], core: Offloader) -> Outcome:
+    heard = NOTES.heard = []
     try:
-        return Outcome(do(core), None)
+        return Outcome(do(core), None, heard)
     except BaseException as error:
-        return Outcome(None, error)
+        return Outcome(None, error, heard)
 
 
 def from_another_thread(do: Callable[[Offloader], Any]) -> Callable[[Offloader], Any]:
@@ -380,7 +423,37 @@ class CallMaker:
     def _of_name(self, _: Offloader) -> Arguments:
         return (self._name(),), {}
 
-    _arrive = _preempt = _waits_for = _may_match = _release = _of_name
+    _preempt = _waits_for = _may_match = _release = _of_name
+
+    def _arrive(self, _: Offloader) -> Arguments:
+        return (self._name(), *self._random.choice(((), (), ("",), ("disk",), (None,)))), {}
+
+    def _report_all(self, core: Offloader) -> Arguments:
+        reports = [WorkerReport(*self._report(core)[0]) for _ in range(self._random.randrange(4))]
+        if self._random.random() < 0.5:  # All ranks have copied one transfer.
+            transfer = self._transfer(core)
+            reports += [WorkerReport(transfer, rank, True) for rank in range(self._config.workers)]
+        wrong = [None, 5, [None], {}, range(2), [*reports, (1, 0, True)]]
+        return (self._or_wrong(self._random.choice((list, tuple))(reports), wrong), NOTES), {}
+
+    def _advance(self, core: Offloader) -> Arguments:
+        random, known = self._random, [*core.ledger.requests, *NAMES]
+        offers = list[Any]()
+        for name in random.sample(known, random.choice((0, 1, 1, 3))):
+            settled = [random.randrange(4) for _ in range(random.choice((1, 1, 2)))]
+            ends = [end + random.choice((0, 1, -1)) for end in settled]
+            offered = self._or_wrong(ends, [[True], ["1"], [1 << 62], [1 << 63], [0.5], None, 1])
+            cursors = [tuple(one) if isinstance(one, list) else one for one in (settled, offered)]
+            offers.append((self._or_wrong(name, WRONG_NAMES), *self._or_wrong(cursors, [[settled, ends]])))
+        offers = [self._or_wrong(one, [list(one), one[:2], None, "abc"]) for one in offers]
+        return (self._or_wrong(random.choice((list, tuple))(offers), [None, 5, "r", {}]),), {}
+
+    def _rewrite(self, core: Offloader) -> Arguments:
+        brought = list(core.ledger.provenance.brought) or [1]
+        return (self._random.choice((brought, self._blocks(2), [], None)),), {}
+
+    def _flush_log(self, _: Offloader) -> Arguments:
+        return (self._or_wrong(self._random.choice(list(LogFlush)), [None, "jobs leave"]),), {}
 
     def _of_one(self, core: Offloader) -> Arguments:
         return (self._transfer(core),), {}
@@ -406,12 +479,39 @@ class CallMaker:
         return ((), (b"key",), SkipReason.POOL_FULL), {}
 
     def _pin(self, core: Offloader) -> Arguments:
-        slots = list(core.ledger.index.values())[: self._random.choice((0, 1, 2, 20))]
-        return (self._name(), slots, self._random.choice((None, KEYS[0]))), {}
+        random, name = self._random, self._name()
+        slots = list(core.ledger.index.values())[: random.choice((0, 0, 1, 2, 20))]
+        entry = core.ledger.requests.get(name) if isinstance(name, str) else None
+        if entry is not None and random.random() < 0.3:
+            slots = to_list(entry.pins)
+        kinds: list[Callable[[list[int]], Any]] = [list, tuple, np.array, unpacked]
+        right = random.choice(kinds)(slots)
+        wrong = [None, 5, [True], [-1], ["1"], [1 << 40], (1 << 70,), (0, 0), {0}, b"\x02", range(2), (39,)]
+        wrong += [np.array([0.5] * 17), np.arange(20).reshape(2, 10), np.arange(40)[::-2], array("q", [0])]
+        return (name, self._or_wrong(right, wrong), self._missed(), *self._counts()), {}
+
+    def _missed(self) -> Any:
+        return self._or_wrong(self._random.choice((None, KEYS[0])), WRONG_KEYS)
+
+    def _counts(self) -> list[Any]:
+        right = self._random.choice((None, 0, 1, 7, 1 << 63))
+        return [self._or_wrong(right, WRONG_NUMBERS) for _ in range(self._random.choice((0, 1, 3, 3)))]
+
+    def _admit(self, _: Offloader) -> Arguments:
+        more = [self._missed(), self._or_wrong(self._random.random() < 0.5, [1, None, np.True_])]
+        counts = self._counts()
+        if len(counts) == 3:
+            counts += more[: self._random.randrange(3)]
+        named = self._random.choice(({}, {}, {}, {"resumed": True}, {"missed": KEYS[0]}))
+        return (self._name(), *counts), named if len(counts) < 4 else {}
 
 
 def range_of(blocks: range) -> range:
     return blocks
+
+
+def unpacked(ids: list[int]) -> IdArray:
+    return unpack(pack(ids))
 
 
 def reversed_list(blocks: range) -> list[int]:
@@ -428,7 +528,19 @@ _CALLS = (
     *("submit",) * 7,
     *("prepare_store",) * 7,
     *("store",) * 5,
-    *("fail_load", "fail_store", "cancel", "lose", "emit", "emit", "reset", "preempt", "pin"),
+    *("pin", "pin", "pin", "pin", "admit", "admit", "advance", "advance", "report_all", "report_all"),
+    *(
+        "fail_load",
+        "fail_store",
+        "cancel",
+        "lose",
+        "emit",
+        "emit",
+        "reset",
+        "preempt",
+        "flush_log",
+        "rewrite",
+    ),
     *(
         "arrive",
         "waits_for",

@@ -27,7 +27,8 @@ from kvsm.core import native
 from kvsm.core.ledger import Ledger
 from kvsm.core.ledger.key_index import NativeIndex
 from kvsm.core.native import _body
-from kvsm.core.offloader import Offloader
+from kvsm.core.offloader import LogFlush, Offloader
+from kvsm.core.plan import WorkerReport
 from kvsm.core.policies.slot_queue import NativeSlotQueue
 from kvsm.events import KINDS, OffloadConfig
 from kvsm.ids import pack
@@ -60,6 +61,7 @@ class Scene:
         self.core = Offloader(OffloadConfig(host_blocks=_SLOTS, device_blocks=_SLOTS))
         self.core.prepare_store("stored", [b"one", b"two"], [0, 1])
         self.core._clock_ns = self.clock
+        self.core.log = random.choice((None, Sink(self)))
         self.parts: list[Any] = [self.queue.frozen_part(), *(self.core.ledger.freeze() or ())]
         kinds = ((_Made, lambda one: (one.value, self.mischief())[:1], lambda value: _Made(value)),)
         self.packer = native.PackerBody(((_Part, {"kept": 0}, ("value",)),), kinds, ("constant",))
@@ -214,6 +216,20 @@ class Scene:
             self.core.submit([job.transfer])
             self.core.complete_store(job.transfer)
 
+    def serve(self) -> None:
+        """Make the calls of a request that hits, and report a store. What is called back changes objects."""
+        core, random = self.core, self.random
+        name = random.choice(("stored", "served", Text(self)))
+        core.arrive(name)
+        core.pin(name, random.choice(((0,), [0, 1], np.arange(20), self.value())), b"key-3", 1, 0, 1)
+        core.admit(name, 1, 0, 0, Bytes(self), False)
+        core.advance([(name, (1,), (Number(self),)), (name, (1,), (2,))])
+        core.release(name)
+        for transfer in list(core.ledger.transfers):
+            reports: list[Any] = [WorkerReport(transfer, one, True) for one in (0, Number(self), 0)]
+            core.report_all(random.choice((reports, reports[:1])), lambda _: self.mischief())
+        core.flush_log(random.choice(list(LogFlush)))
+
     def apply(self) -> None:
         """Fold an event: a right one, one with a wrong field, or one with any fields."""
         random, next_seq = self.random, getattr(self.ledger, "seq", 0)
@@ -237,7 +253,16 @@ class Scene:
         """Make some uses. Each may be refused, but not with `SystemError`."""
         for _ in range(_CALLS):
             use = self.random.choice(
-                (self.call, self.call, self.call, self.offer, self.apply, self.mischief, self.make)
+                (
+                    self.call,
+                    self.call,
+                    self.call,
+                    self.offer,
+                    self.serve,
+                    self.apply,
+                    self.mischief,
+                    self.make,
+                )
             )
             try:
                 use()
@@ -358,6 +383,19 @@ class LongTuple(tuple[Any, ...]):
 
     def __len__(self) -> int:
         return 1000
+
+
+class Sink:
+    """A log that uses the core while it is called."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+
+    def append(self, _: object) -> None:
+        self._scene.mischief()
+
+    def flush(self) -> None:
+        self._scene.mischief()
 
 
 class Listener:

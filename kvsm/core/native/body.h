@@ -171,7 +171,8 @@ typedef struct {
     X(rewritten) X(forget) X(stored) X(removed) X(__dict__) X(ledger) X(log) X(publisher) X(_clock_ns)      \
     X(parents) X(last_keys) X(_may_change) X(_stop) X(totals) X(apply) X(append) X(ended) X(aborted)              \
     X(max_live_transfers) X(kept) X(using) X(evicting)              \
-    X(flush_log) X(until_look)
+    X(flush_log) X(until_look) X(host_blocks) X(transfer_ticks) X(_flush_within_ns) X(_flush_by_ns)              \
+    X(_flushed_seq) X(monotonic_ns) X(error) X(queued_us) X(copied_us) X(report)
 
 typedef enum {
 #define X(name) N_##name,
@@ -188,7 +189,7 @@ typedef struct {
     PyObject *class, *members[NUM_NAMES]; /* NULL: no field of this name */
 } MemberClass;
 
-enum { REQUESTS, TRANSFERS, CONFIGS, NUM_MEMBER_CLASSES };
+enum { REQUESTS, TRANSFERS, CONFIGS, REPORTS, NUM_MEMBER_CLASSES };
 
 /* Python objects that the module uses. Never freed: they live as long as the process. */
 typedef struct {
@@ -310,6 +311,7 @@ Verdict store_skipped(Folding *);
 bool is_ledger_class(PyObject *class); /* whether its instances begin with a `Fold`. false: an error is set */
 PyObject *fold_next(Folding *folding, PyObject *event); /* as `Ledger.apply` in Python */
 void fold_end(Folding *folding);
+bool slots_of(Batch *batch, PyObject *slots); /* in the ledger's form, of int64 if they are an array. false: an error may be set */
 bool see_state(Folding *folding); /* whether the words, the index, requests and transfers can be looked at */
 PyObject *value_of(Folding *folding, Name name); /* of a field of the event; owned. NULL: it has none */
 

@@ -15,38 +15,38 @@ bool is_name(PyObject *text)
     return false;
 }
 
-/* The record of a request; owned. NULL without an error: there is none. */
-static PyObject *known(Call *call, PyObject *request)
+bool known(Call *call, PyObject *request, PyObject **record)
 {
-    return owned(PyDict_GetItemWithError(field(&call->look, N_requests), request));
+    *record = owned(PyDict_GetItemWithError(field(&call->look, N_requests), request));
+    return *record != NULL || !PyErr_Occurred();
+}
+
+Verdict returns_none(Call *call)
+{
+    call->result = owned(Py_None);
+    return FOLDED;
 }
 
 /* ---------------------------------------------------------------------------------- batches of an event */
 
-/* Numbers for an event. Large batches have their own memory. */
-typedef struct {
-    Batch batch; /* `object` is NULL */
-    int64_t *many;
-} Numbers;
-
-/* Memory for this many; false: an error is set. */
-static bool numbers_begin(Numbers *numbers, Py_ssize_t most)
+bool numbers_begin(Numbers *numbers, Py_ssize_t most)
 {
     numbers->many = most <= SMALL ? NULL : PyMem_Malloc((size_t)most * sizeof *numbers->many);
     numbers->batch.ids = most <= SMALL ? numbers->batch.small : numbers->many;
+    numbers->batch.object = NULL;
     numbers->batch.count = 0;
     if (numbers->batch.ids == NULL)
         PyErr_NoMemory();
     return numbers->batch.ids != NULL;
 }
 
-static void numbers_add(Numbers *numbers, int64_t number)
+void numbers_add(Numbers *numbers, int64_t number)
 {
     int64_t *all = numbers->many == NULL ? numbers->batch.small : numbers->many;
     all[numbers->batch.count++] = number;
 }
 
-static void numbers_end(Numbers *numbers) { PyMem_Free(numbers->many); }
+void numbers_end(Numbers *numbers) { PyMem_Free(numbers->many); }
 
 /* As `pack` in Python. */
 PyObject *packed(const int64_t *ids, Py_ssize_t count)
@@ -55,114 +55,6 @@ PyObject *packed(const int64_t *ids, Py_ssize_t count)
     if (made == Py_None) /* one fits in no 32 bits */
         Py_CLEAR(made);
     return made;
-}
-
-/* --------------------------------------------------------------------------------------- matching.py */
-
-/* The slots of the longest prefix of keys that is readable on the host (`_readable_prefix`). missed: the first key
-   behind this prefix; borrowed. REFERENCE: an object is no key. */
-static Verdict readable_prefix(Call *call, PyObject *keys, Numbers *slots, PyObject **missed)
-{
-    const KeyIndex *index = index_of(&call->look);
-    const bool is_list = PyList_CheckExact(keys);
-    const Py_ssize_t count = is_list ? PyList_Size(keys) : PyTuple_Size(keys);
-    *missed = Py_None;
-    for (Py_ssize_t one = 0; one < count; one++) {
-        PyObject *key = is_list ? PyList_GetItem(keys, one) : PyTuple_GetItem(keys, one);
-        if (!PyBytes_CheckExact(key))
-            return REFERENCE;
-        const int64_t slot = index_find(index, key);
-        if (slot == -1) {
-            *missed = key;
-            return PyBytes_Size(key) <= PyLong_AsSsize_t(of_python.key_bytes_max) ? FOLDED : REFERENCE;
-        }
-        if (slot < 0)
-            return REFERENCE;
-        numbers_add(slots, slot);
-    }
-    return FOLDED;
-}
-
-/* Whether the request holds nothing, and may hold the slots now: it may not if one is being stored. A request
-   without an entry is new. */
-static bool may_pin(Call *call, PyObject *request, const Batch *slots, int *state)
-{
-    Folding *look = &call->look;
-    PyObject *record = known(call, request);
-    int64_t load = 0, word = 0;
-    const bool fits = record == NULL || (get_number(record, N_load, &load) && get_number(record, N_word, &word));
-    Py_XDECREF(record);
-    if (!fits)
-        return false;
-    *state = state_of((int32_t)word);
-    const bool holds_nothing = *state == REQUEST_NEW || *state == REQUEST_RUNNING || *state == REQUEST_PREEMPTED;
-    return load == 0 && holds_nothing && next_words(look, &look->fold->blocks, &BLOCK, BLOCK_PIN, slots) != NULL &&
-           are_distinct(look, slots, look->fold->blocks.size);
-}
-
-/* The next store of the request may continue this block. */
-static bool note_last(Call *call, PyObject *request, PyObject *keys, Py_ssize_t hits)
-{
-    PyObject *last_keys = of_core(call, N_last_keys), *key = NULL;
-    if (last_keys != NULL)
-        key = PySequence_GetItem(keys, hits - 1);
-    const bool done = key != NULL && PyDict_SetItem(last_keys, request, key) == 0;
-    Py_XDECREF(last_keys);
-    Py_XDECREF(key);
-    return done;
-}
-
-/* Pin the slots for the request (`_pin`). */
-static bool pin(Call *call, PyObject *request, PyObject *slots, PyObject *missed, int64_t asked, int64_t on_host)
-{
-    PyObject *all = PyLong_FromLongLong(asked), *here = PyLong_FromLongLong(on_host), *ended = NULL;
-    PyObject *const values[] = {request, slots, missed, all, Py_None, here};
-    if (slots != NULL && all != NULL && here != NULL)
-        ended = emitted(call, python.kinds[KIND_HitMatched], values, 6);
-    Py_XDECREF(all);
-    Py_XDECREF(here);
-    Py_XDECREF(ended);
-    return ended != NULL;
-}
-
-static Verdict match_prefix(Call *call, PyObject *request, PyObject *keys, Numbers *prefix)
-{
-    const Py_ssize_t count = PyObject_Size(keys);
-    const Batch *slots = &prefix->batch;
-    PyObject *missed;
-    int64_t chunk;
-    int state;
-    if (!configured(call, N_blocks_per_chunk, &chunk) ||
-        readable_prefix(call, keys, prefix, &missed) != FOLDED || !may_pin(call, request, slots, &state))
-        return REFERENCE;
-    if (state != REQUEST_RUNNING || slots->count > 0) {
-        PyObject *ids = packed(slots->ids, slots->count);
-        Py_INCREF(missed); /* who has the keys may drop them while the clock is asked */
-        const bool done = pin(call, request, ids, missed, count * chunk, slots->count * chunk);
-        Py_DECREF(missed);
-        Py_XDECREF(ids);
-        if (!done || (slots->count > 0 && !note_last(call, request, keys, slots->count)))
-            return FAILED;
-    }
-    PyObject *hits = PyLong_FromSsize_t(slots->count);
-    call->result = hits == NULL ? NULL : PyObject_CallFunctionObjArgs(of_python.match_made, hits, NULL);
-    Py_XDECREF(hits);
-    return call->result == NULL ? FAILED : FOLDED;
-}
-
-static Verdict match(Call *call)
-{
-    PyObject *const *given = call->arguments;
-    Numbers prefix;
-    if (call->names != NULL || call->count != 2 || !is_name(given[0]) ||
-        !(PyList_CheckExact(given[1]) || PyTuple_CheckExact(given[1])) ||
-        !call->folds || !see_state(&call->look))
-        return REFERENCE;
-    if (!numbers_begin(&prefix, PyObject_Size(given[1])))
-        return FAILED;
-    const Verdict verdict = match_prefix(call, given[0], given[1], &prefix);
-    numbers_end(&prefix);
-    return verdict;
 }
 
 /* --------------------------------------------------------------------------------------- transfers.py */
@@ -198,10 +90,10 @@ static PyObject *checked_device_blocks(Call *call, PyObject *given, Py_ssize_t *
    pin may no longer hold. hosts: set to their host blocks; owned. */
 static PyObject *pins_of(Call *call, PyObject *request, Py_ssize_t wanted, int64_t chunk, PyObject **hosts)
 {
-    PyObject *record = known(call, request), *slots = NULL;
+    PyObject *record, *slots = NULL;
     Batch pins;
     int64_t word;
-    const bool fits = record != NULL && get_number(record, N_word, &word) &&
+    const bool fits = known(call, request, &record) && record != NULL && get_number(record, N_word, &word) &&
                       state_of((int32_t)word) == REQUEST_MATCHED && live_pins(&call->look, record, &pins);
     Py_XDECREF(record);
     if (!fits)
@@ -379,27 +271,96 @@ static Verdict complete_store(Call *call) { return complete(call, python.store);
 
 /* --------------------------------------------------------------------------------------- offloader.py */
 
-/* Whether the other arguments, if there are any, say that the request was not aborted. */
-static bool not_aborted(Call *call)
+/* Give this report to the core. Returns the result; owned. */
+static PyObject *report_one(PyObject *core, PyObject *given)
+{
+    static const Name fields[] = {N_transfer, N_worker, N_good, N_error, N_queued_us, N_copied_us};
+    PyObject *values[6] = {NULL};
+    Call call = {.core = core, .arguments = values, .count = 6};
+    bool read = true;
+    for (int one = 0; read && one < 6; one++)
+        read = (values[one] = attribute_of(given, fields[one])) != NULL;
+    const Verdict verdict = read && begin_call(&call) ? report(&call) : REFERENCE;
+    end_call(&call);
+    if (read && verdict == REFERENCE) {
+        PyErr_Clear();
+        call.result = PyObject_CallMethodObjArgs(core, name_of(N_report), values[0], values[1], values[2], values[3],
+                                                 values[4], values[5], NULL);
+    }
+    for (int one = 0; one < 6; one++)
+        Py_XDECREF(values[one]);
+    return call.result;
+}
+
+/* Give the caller the transfer that a report has ended, if there is one. */
+static bool note_end(PyObject *result, PyObject *note)
+{
+    if (result == NULL || result == of_python.counted)
+        return result != NULL;
+    PyObject *ended = attribute_of(result, N_ended), *noted = owned(ended);
+    if (ended != NULL && ended != Py_None) {
+        Py_DECREF(noted);
+        noted = PyObject_CallFunctionObjArgs(note, ended, NULL);
+    }
+    Py_XDECREF(ended);
+    Py_XDECREF(noted);
+    return noted != NULL;
+}
+
+static Verdict report_all(Call *call)
+{
+    PyObject *const *given = call->arguments;
+    if (call->names != NULL || call->count != 2 || !(PyList_CheckExact(given[0]) || PyTuple_CheckExact(given[0])))
+        return REFERENCE;
+    PyObject *reports = PySequence_Tuple(given[0]);
+    bool fit = reports != NULL;
+    for (Py_ssize_t one = 0; fit && one < PyTuple_Size(reports); one++)
+        fit = (PyObject *)Py_TYPE(PyTuple_GetItem(reports, one)) == python.member_classes[REPORTS].class;
+    bool done = fit;
+    for (Py_ssize_t one = 0; done && one < PyTuple_Size(reports); one++) {
+        PyObject *result = report_one(call->core, PyTuple_GetItem(reports, one));
+        done = note_end(result, given[1]);
+        Py_XDECREF(result);
+    }
+    Py_XDECREF(reports);
+    return !fit ? REFERENCE : done ? returns_none(call) : FAILED;
+}
+
+static Verdict arrive(Call *call)
+{
+    PyObject *const values[] = {call->arguments[0], python.empty_text};
+    PyObject *record;
+    if (call->names != NULL || call->count != 1 || !is_name(values[0]) || !known(call, values[0], &record))
+        return REFERENCE;
+    const bool is_new = record == NULL;
+    Py_XDECREF(record);
+    return is_new ? emitted_alone(call, KIND_RequestArrived, values, 2) : returns_none(call);
+}
+
+/* Whether the request was aborted, as the other arguments say. NULL: Python reads them. */
+static PyObject *is_aborted(const Call *call)
 {
     if (call->names == NULL)
-        return true;
-    return PyTuple_Size(call->names) == 1 && same_text(PyTuple_GetItem(call->names, 0), name_of(N_aborted)) &&
-           call->arguments[call->count] == Py_False;
+        return Py_False;
+    PyObject *aborted = call->arguments[call->count];
+    const bool fits = PyTuple_Size(call->names) == 1 && PyBool_Check(aborted) &&
+                      same_text(PyTuple_GetItem(call->names, 0), name_of(N_aborted));
+    return fits ? aborted : NULL;
 }
 
 static Verdict finish(Call *call)
 {
     int64_t word;
-    if (call->count != 1 || !not_aborted(call) || !is_name(call->arguments[0]))
+    PyObject *aborted = call->count == 1 ? is_aborted(call) : NULL, *record;
+    if (aborted == NULL || !is_name(call->arguments[0]))
         return REFERENCE;
-    PyObject *request = call->arguments[0], *record = known(call, request);
-    const bool lives =
+    PyObject *request = call->arguments[0];
+    const bool lives = known(call, request, &record) &&
         record != NULL && get_number(record, N_word, &word) && state_of((int32_t)word) != REQUEST_FINISHED;
     Py_XDECREF(record);
     if (!lives)
         return REFERENCE;
-    PyObject *const values[] = {request, Py_False};
+    PyObject *const values[] = {request, aborted};
     PyObject *ended = emitted(call, python.kinds[KIND_RequestFinished], values, 2);
     Py_XDECREF(ended);
     PyObject *last_keys = ended == NULL ? NULL : of_core(call, N_last_keys);
@@ -417,8 +378,8 @@ static Verdict finish(Call *call)
 
 /* ---------------------------------------------------------------------------- the end of a step, and submissions */
 
-/* Flush the log in Python. reason: a `LogFlush`. */
-static bool flush_log(Call *call, PyObject *reason)
+/* Flush the log. reason: a `LogFlush`. */
+static bool flush_for(Call *call, PyObject *reason)
 {
     PyObject *done = PyObject_CallMethodObjArgs(call->core, name_of(N_flush_log), reason, NULL);
     Py_XDECREF(done);
@@ -449,7 +410,7 @@ static Verdict submit(Call *call)
     PyObject *ended = emitted(call, python.kinds[KIND_TransfersSubmitted], &ids, 1);
     Py_DECREF(ids);
     Py_XDECREF(ended);
-    if (ended == NULL || !flush_log(call, of_python.jobs_leave))
+    if (ended == NULL || !flush_for(call, of_python.jobs_leave))
         return FAILED;
     call->result = owned(Py_None);
     return FOLDED;
@@ -459,26 +420,34 @@ static Verdict submit(Call *call)
 static bool count_in_core(Call *call, Name name, int64_t more)
 {
     int64_t before;
-    PyObject *number = of_core(call, name);
-    const bool is_number = read_number(number, &before);
-    Py_XDECREF(number);
-    number = is_number ? PyLong_FromLongLong(before + more) : NULL;
-    const bool done = number != NULL && PyDict_SetItem(call->fields, name_of(name), number) == 0;
-    Py_XDECREF(number);
-    return done;
+    return number_of(call, name, &before) && set_in_core(call, name, before + more);
 }
 
-/* Whether this step ends without a check for plans that were never submitted, which Python makes. emits: set to whether
-   the step had an event; then its end is an event, too. */
+/* Whether this call makes no check for plans that were never submitted, which Python makes. */
+static bool looks_later(Call *call)
+{
+    int64_t until_look;
+    return number_of(call, N_until_look, &until_look) && until_look > 1;
+}
+
+/* Python advances the tick while requests wait. */
+static Verdict tick(Call *call)
+{
+    int64_t ticks;
+    if (call->names != NULL || call->count != 0 || !looks_later(call) || !is_empty(field(&call->look, N_deferred)) ||
+        !configured(call, N_transfer_ticks, &ticks) || (ticks > 0 && !is_empty(field(&call->look, N_transfers))))
+        return REFERENCE;
+    return count_in_core(call, N_until_look, -1) ? returns_none(call) : FAILED;
+}
+
+/* Whether this step ends without a check of plans. emits: set to whether the step had an event; then its end is an
+   event, too. */
 static bool may_end_step(Call *call, bool *emits)
 {
-    int64_t step, last, until_look;
-    PyObject *here = of_core(call, N_step), *before = of_ledger(call, N_step), *look = of_core(call, N_until_look);
-    const bool fits = read_number(here, &step) && read_number(before, &last) && read_number(look, &until_look) &&
-                      until_look > 1;
-    Py_XDECREF(here);
+    int64_t step, last;
+    PyObject *before = of_ledger(call, N_step);
+    const bool fits = number_of(call, N_step, &step) && read_number(before, &last) && looks_later(call);
     Py_XDECREF(before);
-    Py_XDECREF(look);
     *emits = fits && step == last;
     return fits;
 }
@@ -491,7 +460,7 @@ static Verdict end_step(Call *call)
     if (emits) {
         PyObject *ended = emitted(call, python.kinds[KIND_StepEnded], NULL, 0);
         Py_XDECREF(ended);
-        if (ended == NULL || !flush_log(call, of_python.step_ended))
+        if (ended == NULL || !flush_for(call, of_python.step_ended))
             return FAILED;
     }
     if (!count_in_core(call, N_step, 1) || !count_in_core(call, N_until_look, -1))
@@ -535,30 +504,45 @@ static PyObject *called(Body body, PyObject *function, PyObject *core, PyObject 
     return left_to_python(&call, function);
 }
 
-#define CALL(name)                                                                                               \
+#define CALL_OF(name, body)                                                                                      \
     static PyObject *py_##name(PyObject *core, PyObject *const *arguments, Py_ssize_t count, PyObject *names)    \
     {                                                                                                            \
-        return called(name, of_python.name, core, arguments, count, names);                                      \
+        return called(body, of_python.name, core, arguments, count, names);                                      \
     }
+#define CALL(name) CALL_OF(name, name)
 
 CALL(emit)
+CALL(flush_log)
 CALL(match)
+CALL(waits_for)
+CALL(may_match)
+CALL(pin)
+CALL_OF(admit, admit_request)
+CALL(release)
 CALL(prepare_store)
 CALL(store)
+CALL(advance)
+CALL(rewrite)
 CALL(prepare_load)
 CALL(report)
 CALL(complete_load)
 CALL(complete_store)
-CALL(finish)
 CALL(submit)
+CALL(report_all)
+CALL(arrive)
+CALL(finish)
+CALL(tick)
 CALL(end_step)
 
 #define METHOD(name)                                                                                             \
     {#name, (PyCFunction)(void (*)(void))py_##name, METH_FASTCALL | METH_KEYWORDS, "As `" #name "` in Python."}
 
 static PyMethodDef methods[] = {
-    METHOD(emit),   METHOD(match),         METHOD(prepare_store),  METHOD(store),  METHOD(prepare_load),
-    METHOD(report), METHOD(complete_load), METHOD(complete_store), METHOD(finish), METHOD(submit), METHOD(end_step), {NULL, NULL, 0, NULL},
+    METHOD(emit),         METHOD(flush_log), METHOD(match),  METHOD(waits_for),     METHOD(may_match),
+    METHOD(pin),          METHOD(admit),     METHOD(release), METHOD(prepare_store), METHOD(store),
+    METHOD(advance),      METHOD(rewrite),   METHOD(prepare_load), METHOD(report),   METHOD(complete_load),
+    METHOD(complete_store), METHOD(submit),  METHOD(report_all), METHOD(arrive),     METHOD(finish),
+    METHOD(tick),         METHOD(end_step),  {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot slots[] = {
@@ -575,18 +559,21 @@ PyType_Spec core_spec = {
 };
 
 /* connect_core(Offloader, Match, PreparedStore, TransferJob, Ended, ReportResult, recorded_ns, described, time_ns, NativeLedger,
-   IllegalTransition, InvalidEvent, NOBODY, THE_LOG, KEY_BYTES_MAX, JOBS_LEAVE, STEP_ENDED): take what the calls need of Python. */
+   IllegalTransition, InvalidEvent, NOBODY, THE_LOG, KEY_BYTES_MAX, time, JOBS_LEAVE, STEP_ENDED, REPORTS_TAKEN): take what the calls need of Python. */
 PyObject *connect_core(PyObject *module, PyObject *arguments)
 {
     (void)module;
     OfPython of = {0};
     /* In the order of `methods`, and of the arguments. */
-    PyObject **const functions[] = {&of.emit,   &of.match,         &of.prepare_store,  &of.store, &of.prepare_load,
-                                    &of.report, &of.complete_load, &of.complete_store, &of.finish, &of.submit, &of.end_step};
+    PyObject **const functions[] = {
+        &of.emit,    &of.flush_log, &of.match,        &of.waits_for,     &of.may_match,     &of.pin,
+        &of.admit,   &of.release,   &of.prepare_store, &of.store,        &of.advance,       &of.rewrite,
+        &of.prepare_load, &of.report, &of.complete_load, &of.complete_store, &of.submit,    &of.report_all,
+        &of.arrive,  &of.finish,    &of.tick,         &of.end_step};
     PyObject **const others[] = {&of.match_made,         &of.prepared_made, &of.job_made,   &of.ended_made,
                                  &of.result_made,        &of.recorded_ns,        &of.described,     &of.time_ns,    &of.native_ledger,
                                  &of.illegal_transition, &of.invalid_event, &of.nobody,     &of.the_log,
-                                 &of.key_bytes_max, &of.jobs_leave, &of.step_ended};
+                                 &of.key_bytes_max, &of.time, &of.jobs_leave, &of.step_ended, &of.reports_taken};
     const Py_ssize_t num_others = sizeof others / sizeof *others;
     if (PyTuple_Size(arguments) != 1 + num_others)
         return PyErr_Format(PyExc_TypeError, "connect_core takes %zd arguments", 1 + num_others);

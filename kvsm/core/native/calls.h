@@ -11,13 +11,14 @@
 
 /* Python objects that the calls use. Never freed: they live as long as the process. */
 typedef struct {
-    PyObject *emit, *match, *prepare_store, *store, *prepare_load, *report, *complete_load, *complete_store,
-        *finish, *submit, *end_step;                                                                 /* the functions */
+    PyObject *emit, *flush_log, *match, *waits_for, *may_match, *pin, *admit, *release, *prepare_store, *store, *advance,
+        *rewrite, *prepare_load, *report, *complete_load, *complete_store, *submit, *report_all, *arrive, *finish, *tick,
+        *end_step; /* the functions */
     PyObject *match_made, *prepared_made, *job_made, *ended_made, *result_made; /* classes of what calls return */
     PyObject *counted;                                          /* the result of a report that ended nothing */
     PyObject *recorded_ns, *described, *time_ns, *native_ledger, *illegal_transition, *invalid_event;
     PyObject *nobody, *the_log; /* values of `_may_change` if no thread may change the ledger */
-    PyObject *one, *no_key, *key_bytes_max, *jobs_leave, *step_ended;
+    PyObject *one, *no_key, *key_bytes_max, *time, *jobs_leave, *step_ended, *reports_taken;
 } OfPython;
 
 extern OfPython of_python;
@@ -47,16 +48,43 @@ void end_call(Call *call);
 PyObject *of_core(Call *call, Name name);   /* an attribute; owned */
 PyObject *of_ledger(Call *call, Name name); /* the same */
 bool configured(Call *call, Name name, int64_t *number);
+bool number_of(Call *call, Name name, int64_t *number); /* of the core */
+bool set_in_core(Call *call, Name name, int64_t value);
 Verdict emit(Call *call);
 PyObject *emitted(Call *call, PyObject *kind, PyObject *const *fields, Py_ssize_t count);
+Verdict emitted_alone(Call *call, int kind, PyObject *const *fields, Py_ssize_t count);
+Verdict flush_log(Call *call);
 
 /* calls.c */
+
+/* Numbers for an event. Large batches have their own memory. */
+typedef struct {
+    Batch batch; /* `object` is NULL */
+    int64_t *many;
+} Numbers;
+
+bool numbers_begin(Numbers *numbers, Py_ssize_t most); /* memory for this many; false: an error is set */
+void numbers_add(Numbers *numbers, int64_t number);
+void numbers_end(Numbers *numbers);
 bool is_name(PyObject *text);
+bool known(Call *call, PyObject *request, PyObject **record); /* owned, or NULL; false: Python takes the call */
+Verdict returns_none(Call *call); /* without an event */
 PyObject *packed(const int64_t *ids, Py_ssize_t count);
+
+/* matching.c */
+Verdict match(Call *call);
+Verdict waits_for(Call *call);
+Verdict may_match(Call *call);
+Verdict pin(Call *call);
+Verdict admit_request(Call *call); /* `admit` */
+Verdict release(Call *call);
 
 /* storing.c */
 PyObject *host_blocks(const int64_t *slots, Py_ssize_t count, int64_t chunk); /* of whole slots, packed; owned */
+bool is_key(PyObject *key);
 Verdict prepare_store(Call *call);
 Verdict store(Call *call);
+Verdict advance(Call *call);
+Verdict rewrite(Call *call);
 
 #endif

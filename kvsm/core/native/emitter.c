@@ -133,16 +133,16 @@ static bool log_event(Call *call, PyObject *event)
     return done != NULL;
 }
 
-/* Handle the failure of an event. A refused event has changed nothing. Any other failure, an interrupt included, stops
-   the core: the log would lack an event that the ledger may have folded. */
-static void after_failure(Call *call)
+/* Handle the failure of an event, or of a flush. A refused event has changed nothing. Any other failure, an interrupt
+   included, stops the core: the log would lack an event that the ledger may have folded. */
+static void after_failure(Call *call, bool may_be_refused)
 {
     PyObject *kind, *error, *trace;
     bool done;
     PyErr_Fetch(&kind, &error, &trace);
     PyErr_NormalizeException(&kind, &error, &trace);
-    if (PyErr_GivenExceptionMatches(error, of_python.illegal_transition) ||
-        PyErr_GivenExceptionMatches(error, of_python.invalid_event)) {
+    if (may_be_refused && (PyErr_GivenExceptionMatches(error, of_python.illegal_transition) ||
+                           PyErr_GivenExceptionMatches(error, of_python.invalid_event))) {
         done = may_change(call, call->thread);
     } else {
         PyObject *text = PyObject_CallFunctionObjArgs(of_python.described, error, NULL), *stopped = NULL;
@@ -172,7 +172,7 @@ PyObject *emitted(Call *call, PyObject *kind, PyObject *const *fields, Py_ssize_
                             : PyObject_CallMethodObjArgs(call->ledger, name_of(N_apply), event, NULL);
         if (ended == NULL || !log_event(call, event)) {
             Py_CLEAR(ended);
-            after_failure(call);
+            after_failure(call, true);
         } else if (!may_change(call, call->thread))
             Py_CLEAR(ended);
     }
@@ -195,4 +195,96 @@ Verdict emit(Call *call)
         return REFERENCE;
     call->result = emitted(call, call->arguments[0], call->arguments + 1, call->count - 1);
     return call->result == NULL ? FAILED : FOLDED;
+}
+
+/* Emit an event that ends no transfer, for a call that returns None. */
+Verdict emitted_alone(Call *call, int kind, PyObject *const *fields, Py_ssize_t count)
+{
+    PyObject *ended = emitted(call, python.kinds[kind], fields, count);
+    Py_XDECREF(ended);
+    return ended == NULL ? FAILED : returns_none(call);
+}
+
+/* ------------------------------------------------------------------------------- emitter.py: flush_log */
+
+bool number_of(Call *call, Name name, int64_t *number)
+{
+    PyObject *value = of_core(call, name);
+    const bool read = read_number(value, number);
+    Py_XDECREF(value);
+    return read;
+}
+
+/* Whether a flush with this reason can wait for a later step. next: set to the latest time of the next flush (ns), if
+   this flush sets one; else 0. */
+static Verdict may_wait(Call *call, int64_t seq, bool *waits, int64_t *next)
+{
+    PyObject *reason = call->arguments[0];
+    const bool is_step = reason == of_python.step_ended, can = is_step || reason == of_python.reports_taken;
+    const bool has_transfers = !is_empty(field(&call->look, N_transfers));
+    int64_t before, within, by, now;
+    if (!number_of(call, N__flushed_seq, &before) || !number_of(call, N__flush_within_ns, &within) ||
+        !number_of(call, N__flush_by_ns, &by))
+        return REFERENCE;
+    *waits = has_transfers && can && (!is_step || before == seq - 1);
+    *next = 0;
+    if (*waits || within == 0)
+        return FOLDED;
+    PyObject *time = PyObject_CallMethodObjArgs(of_python.time, name_of(N_monotonic_ns), NULL);
+    const bool is_time = read_number(time, &now) && now <= INT64_MAX - within;
+    Py_XDECREF(time);
+    if (!is_time)
+        return REFERENCE;
+    /* More time than the whole interval is left only if the clock has gone back. */
+    const bool is_early = by > now && by - now <= within;
+    *waits = can && is_early && (has_transfers || !is_empty(field(&call->look, N_requests)));
+    *next = now + within;
+    return FOLDED;
+}
+
+bool set_in_core(Call *call, Name name, int64_t value)
+{
+    PyObject *number = PyLong_FromLongLong(value);
+    const bool done = number != NULL && PyDict_SetItem(call->fields, name_of(name), number) == 0;
+    Py_XDECREF(number);
+    return done;
+}
+
+/* Flush the log, which may read the ledger meanwhile. */
+static bool flush(Call *call, PyObject *log)
+{
+    PyObject *done = NULL;
+    if (!may_change(call, of_python.the_log))
+        return false;
+    done = PyObject_CallMethodObjArgs(log, name_of(N_flush), NULL);
+    Py_XDECREF(done);
+    if (done == NULL)
+        after_failure(call, false);
+    return done != NULL && may_change(call, call->thread);
+}
+
+/* Note the flush, and make it. */
+static bool flushed(Call *call, PyObject *last, int64_t next)
+{
+    if ((next > 0 && !set_in_core(call, N__flush_by_ns, next)) ||
+        PyDict_SetItem(call->fields, name_of(N__flushed_seq), last) < 0)
+        return false;
+    PyObject *log = of_core(call, N_log);
+    const bool done = log != NULL && (log == Py_None || flush(call, log));
+    Py_XDECREF(log);
+    return done;
+}
+
+Verdict flush_log(Call *call)
+{
+    int64_t seq, next;
+    bool waits;
+    PyObject *last = of_ledger(call, N_seq);
+    Verdict verdict = REFERENCE;
+    if (call->names == NULL && call->count == 1 && read_number(last, &seq))
+        verdict = may_wait(call, seq, &waits, &next);
+    if (verdict == FOLDED && !waits && !flushed(call, last, next))
+        verdict = FAILED;
+    Py_XDECREF(last);
+    return verdict == FOLDED ? returns_none(call) : verdict;
 }

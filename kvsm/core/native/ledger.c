@@ -370,8 +370,7 @@ static PyObject *py_apply_all(PyObject *self, PyObject *events)
     Py_RETURN_NONE;
 }
 
-/* Slots in the ledger's form, of int64 if they are an array. false: an error may be set. */
-static bool slots_of(Batch *batch, PyObject *slots)
+bool slots_of(Batch *batch, PyObject *slots)
 {
     Py_buffer buffer;
     bool fit = PyTuple_CheckExact(slots);

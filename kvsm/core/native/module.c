@@ -112,6 +112,7 @@ static PyObject *connect(PyObject *module, PyObject *nothing)
                        take_members(REQUESTS, "kvsm.core.ledger.records", "RequestRecord") &&
                        take_members(TRANSFERS, "kvsm.core.ledger.records", "TransferRecord") &&
                        take_members(CONFIGS, "kvsm.events", "OffloadConfig") &&
+                       take_members(REPORTS, "kvsm.core.plan", "WorkerReport") &&
                        (python.admit_runs = take("kvsm.core.ledger.order", "admit")) != NULL &&
                        (python.store = take("kvsm.events", "STORE")) != NULL &&
                        (python.load = take("kvsm.events", "LOAD")) != NULL;

@@ -34,7 +34,7 @@ static inline const KeyIndex *index_now(const Offer *offer) { return index_of(&o
 
 /* ------------------------------------------------------------------------------ what is offered */
 
-static bool is_key(PyObject *key)
+bool is_key(PyObject *key)
 {
     return PyBytes_CheckExact(key) && PyBytes_Size(key) <= PyLong_AsSsize_t(of_python.key_bytes_max);
 }
@@ -637,4 +637,54 @@ Verdict store(Call *call)
         verdict = store_offer(&offer);
     offer_end(&offer);
     return verdict;
+}
+
+/* ------------------------------------------------------------------------------------ cursors, and rewrites */
+
+/* Whether this is a request with its cursors: (request, settled, offered). */
+static bool is_offer(PyObject *offer)
+{
+    int64_t number;
+    if (!PyTuple_CheckExact(offer) || PyTuple_Size(offer) != 3 || !is_name(PyTuple_GetItem(offer, 0)))
+        return false;
+    for (Py_ssize_t part = 1; part < 3; part++) {
+        PyObject *cursors = PyTuple_GetItem(offer, part);
+        if (!PyTuple_CheckExact(cursors))
+            return false;
+        for (Py_ssize_t one = 0; one < PyTuple_Size(cursors); one++)
+            if (!read_number(PyTuple_GetItem(cursors, one), &number))
+                return false;
+    }
+    return true;
+}
+
+Verdict advance(Call *call)
+{
+    if (call->names != NULL || call->count != 1 ||
+        !(PyList_CheckExact(call->arguments[0]) || PyTuple_CheckExact(call->arguments[0])))
+        return REFERENCE;
+    PyObject *offers = PySequence_Tuple(call->arguments[0]);
+    bool fit = offers != NULL;
+    for (Py_ssize_t one = 0; fit && one < PyTuple_Size(offers); one++)
+        fit = is_offer(PyTuple_GetItem(offers, one));
+    Verdict verdict = REFERENCE;
+    if (fit)
+        verdict = PyTuple_Size(offers) == 0 ? returns_none(call) : emitted_alone(call, KIND_BlocksOffered, &offers, 1);
+    Py_XDECREF(offers);
+    return verdict;
+}
+
+/* Only if no content of device blocks matters: then it is not asked which blocks they are. */
+Verdict rewrite(Call *call)
+{
+    PyObject *provenance = field(&call->look, N_provenance), *brought = NULL;
+    int64_t chunk;
+    if (call->names != NULL || call->count != 1 || !none_is_stale(call) ||
+        !configured(call, N_blocks_per_chunk, &chunk))
+        return REFERENCE;
+    if (chunk > 1)
+        brought = attribute_of(provenance, N_brought);
+    const bool matters = chunk > 1 && (brought == NULL || !is_empty(brought));
+    Py_XDECREF(brought);
+    return matters ? REFERENCE : returns_none(call);
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from threading import get_ident
 from types import TracebackType
@@ -37,7 +37,7 @@ from kvsm.core.offloader.arguments import (
     weights_version,
 )
 from kvsm.core.offloader.emitter import NOBODY, THE_LOG, EventEmitter, EventSink, LogFlush
-from kvsm.core.plan import TransferJob
+from kvsm.core.plan import TransferJob, WorkerReport
 from kvsm.errors import IllegalTransition, InvalidEvent, Poisoned, WrongArgument, described
 from kvsm.events import OffloadConfig, recorded_ns
 from kvsm.states import machines_digest
@@ -243,6 +243,18 @@ class Offloader(EventEmitter):
     flush = transfers.flush
     leased = transfers.leased
 
+    def report_all(self, reports: Iterable[WorkerReport], note: Callable[[transfers.Ended], object]) -> None:
+        """`report` each of these reports, in order.
+
+        note: called with each transfer that a report ends, before the next report.
+
+        If a report or `note` raises an error, the reports before it have taken effect.
+        """
+        for one in tuple(reports):
+            ended = self.report(*one.arguments()).ended
+            if ended is not None:
+                note(ended)
+
     @checks_request
     def arrive(self, request: str, target: str = "") -> None:
         """Make a record of the request, unless it has one. `match` also makes it; `advance` needs it.
@@ -395,6 +407,8 @@ native.connect_core(
     NOBODY,
     THE_LOG,
     KEY_BYTES_MAX,
+    time,
     LogFlush.JOBS_LEAVE,
     LogFlush.STEP_ENDED,
+    LogFlush.REPORTS_TAKEN,
 )

@@ -13,6 +13,8 @@ from kvsm.core.plan import WorkerReport
 from kvsm.core.scheduler.protocols import StepOutput
 from kvsm.errors import WrongArgument
 
+_REPORTS: set[type] = {WorkerReport}
+
 BlockTables = Sequence[Sequence[int]]
 """The device blocks of a request, by group."""
 
@@ -71,6 +73,8 @@ def worker_reports(reports: Iterable[WorkerReport]) -> Sequence[WorkerReport]:
     if type(reports) is not list and not isinstance(reports, Iterable):
         raise WrongArgument(call, "reports", f"is {a(reports)}; it must be an iterable of WorkerReports")
     taken = reports if type(reports) is list else list(reports)
+    if _REPORTS.issuperset(map(type, taken)):
+        return taken
     for place, report in enumerate(taken):
         if type(report) is not WorkerReport:
             raise WrongArgument(call, f"reports[{place}]", f"is {a(report)}; it must be a WorkerReport")

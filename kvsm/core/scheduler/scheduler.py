@@ -514,14 +514,8 @@ class OffloadScheduler:
         if not (reports or core.ledger.transfers or state.ended_loads or self.device_blocks.state.kept):
             return _NO_RESULTS
         failed: set[bytes] = set()
-        for report in reports:
-            ended = core.report(*report.arguments()).ended
-            if ended is not None:
-                self._note_transfer_end(ended)
-                if not ended.good:
-                    failed.update(ended.keys)
-                elif self.below is not None:
-                    self.below.stored(ended.keys)
+        if reports:
+            core.report_all(reports, partial(self._note_reported_end, failed))
         if failed:
             self.offers.move_back(state.tracked, failed)
         if state.ended_loads and self.config.resumable and not self._is_lazy:
@@ -530,6 +524,14 @@ class OffloadScheduler:
         core.flush_log(_REPORTS_TAKEN)
         loads, state.ended_loads = tuple(state.ended_loads), []
         return StepResults(loads, self.device_blocks.take_sent(), not core.ledger.draining())
+
+    def _note_reported_end(self, failed: set[bytes], ended: Ended) -> None:
+        """Note a transfer that its reports have ended. failed: gets the keys of a store that failed."""
+        self._note_transfer_end(ended)
+        if not ended.good:
+            failed.update(ended.keys)
+        elif self.below is not None:
+            self.below.stored(ended.keys)
 
     def lose(self, transfer: int) -> Ended | None:
         """Give up a transfer that some worker will never report. None if it is not in flight.

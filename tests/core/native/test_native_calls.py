@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from inspect import unwrap
@@ -19,6 +20,7 @@ import numpy as np
 import pytest
 from call_twins import (
     KEYS,
+    NOTES,
     CallMaker,
     Key,
     Log,
@@ -30,7 +32,7 @@ from call_twins import (
     from_another_thread,
     make_core,
 )
-from hypothesis import example, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import kvsm
@@ -39,18 +41,20 @@ from kvsm import events as ev
 from kvsm.core import native
 from kvsm.core.kv_events import Publisher
 from kvsm.core.log import MemoryLog
-from kvsm.core.offloader import Match, NativeOffloader, Offloader, expect_misuse, matching
+from kvsm.core.offloader import LogFlush, Match, NativeOffloader, Offloader, expect_misuse, matching
 from kvsm.core.offloader import transferring as transfers
 from kvsm.core.offloader.emitter import EventEmitter
+from kvsm.core.plan import WorkerReport
 from kvsm.errors import IllegalTransition, InvalidEvent, Poisoned, WrongArgument, WrongThread
 from kvsm.events import LOAD, STORE, OffloadConfig
-from kvsm.ids import SMALL, array_of, to_list
+from kvsm.ids import SMALL, array_of, pack, to_list, unpack
 
 if native.WHY_NOT:
     pytest.skip(f"Python decides: {native.WHY_NOT}", allow_module_level=True)
 
 CONFIG = OffloadConfig(host_blocks=40, device_blocks=100)
 PACKAGE = str(Path(kvsm.__file__).parent)
+TWO_BODIES = {name for name in vars(native.CoreBody) if not name.startswith("__")}
 
 
 # Both bodies decide alike.
@@ -112,9 +116,10 @@ def test_failures_are_told_alike(seed: int, publisher: bool) -> None:
             for core in twins.both:
                 told_of(core).fails = True
         elif fault == 3 and number > 40:
-            made = random.choice(FAULTS)
+            made, flushes = random.choice(FAULTS), random.random() < 0.5
             for core in twins.both:
-                log_of(core).next = [made()]
+                (log_of(core).next_flush if flushes else log_of(core).next).append(made())
+        NOTES.fails = fault == 4
         twins.each(do, (name, arguments, named, fault))
 
 
@@ -225,9 +230,10 @@ def test_a_stop_that_fails_holds_no_error(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_core_that_is_closed_refuses_every_call() -> None:
     twins = with_loads()
     twins.each(lambda core: core.close())
-    for name in ("match", "prepare_load", "report", "complete_load", "complete_store", "finish"):
+    for name in TWO_BODIES - {"emit", "flush_log"}:
         assert isinstance(twins.call(name).error, Poisoned), name
     assert isinstance(twins.call("emit", list).error, Poisoned)
+    assert isinstance(twins.call("flush_log", LogFlush.STEP_ENDED).error, Poisoned)
 
 
 def test_another_thread_is_refused_until_the_driver_has_ended() -> None:
@@ -554,6 +560,124 @@ def test_the_clock_is_asked_once(time: Any) -> None:
         assert clock_of(twins.native).asked == asked + 1
 
 
+@pytest.mark.parametrize("flush_within_ms", [0, 10])
+@pytest.mark.parametrize("log", [True, False])
+@settings(max_examples=examples(20), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    moments=st.lists(
+        st.tuples(st.integers(-12_000_000, 12_000_000), st.sampled_from([*LogFlush, "load"])), max_size=12
+    )
+)
+def test_flushes_wait_alike(
+    flush_within_ms: int, log: bool, moments: list[tuple[int, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With copies in flight, with requests only and with neither, and with clocks that go back."""
+    now = [1 << 40]
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now[0])
+    twins = TwinCores(CONFIG, log=log, flush_within_ms=flush_within_ms)
+    for later, reason in moments:
+        now[0] += later
+        if reason == "load":
+            twins.call("prepare_store", "r", [b"%d" % now[0]], [7])
+        elif reason is LogFlush.JOBS_LEAVE and twins.python.ledger.transfers:
+            twins.call("submit", [live(twins)])
+            twins.call("complete_store", live(twins))
+            twins.call("finish", "r")
+        else:
+            twins.call("flush_log", reason)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_flush_that_fails_stops_the_core(fault: Callable[[], BaseException]) -> None:
+    """Whatever the error is: the events that were not written are folded."""
+    twins = TwinCores(CONFIG)
+    twins.call("arrive", "r")
+    for core in twins.both:
+        log_of(core).next_flush = [fault()]
+    assert type(twins.call("flush_log", LogFlush.JOBS_LEAVE).error) is type(fault())
+    assert isinstance(twins.call("arrive", "q").error, Poisoned)
+
+
+class Clockwork:
+    """A clock that is asked for the time of a flush."""
+
+    def __init__(self, said: Any) -> None:
+        self._said = said
+
+    def __call__(self) -> Any:
+        if isinstance(self._said, BaseException):
+            raise self._said
+        return self._said
+
+
+@pytest.mark.parametrize("said", [-5, 1 << 63, (1 << 63) - 1, 1.5, None, "noon", ValueError("stopped")])
+def test_odd_times_of_a_flush_are_left_to_python(said: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    twins = TwinCores(CONFIG, flush_within_ms=10)
+    twins.call("arrive", "r")
+    monkeypatch.setattr(time, "monotonic_ns", Clockwork(said))
+    twins.call("flush_log", LogFlush.STEP_ENDED)
+
+
+def reports_of(transfer: int, workers: int) -> list[WorkerReport]:
+    return [WorkerReport(transfer, worker, True, "", 3, 4) for worker in range(workers)]
+
+
+def with_two_stores() -> TwinCores:
+    """Two stores of two ranks are in flight: `prepare_store` planned them."""
+    twins = TwinCores(OffloadConfig(host_blocks=4, device_blocks=100, workers=2), publisher=True)
+    for number in range(2):
+        job = twins.call("prepare_store", "r", [KEYS[number]], [number]).result.job
+        twins.call("submit", [job.transfer])
+    return twins
+
+
+def test_all_reports_are_given_as_one_by_one() -> None:
+    """Also those that change nothing, or are bad: each end is noted before the next report."""
+    twins = with_two_stores()
+    first, second = twins.python.ledger.transfers
+    bad = WorkerReport(second, 1, False, "it broke")
+    reports = [*reports_of(first, 2), WorkerReport(first, 1, True), *reports_of(second, 1), bad]
+    expect_misuse(twins.native)
+    expect_misuse(twins.python)
+    found = twins.call("report_all", [*reports, WorkerReport(999, 0, True)], NOTES)
+    assert found.result is None
+    assert [(one.transfer, one.good) for one in found.heard] == [(first, True), (second, False)]
+    assert twins.call("report_all", (), NOTES).result is None
+
+
+def test_a_report_that_fails_leaves_those_before_it() -> None:
+    twins = with_two_stores()
+    first, second = twins.python.ledger.transfers
+    wrong = WorkerReport("1", 0, True)  # type: ignore[arg-type]
+    found = twins.call("report_all", [*reports_of(first, 2), wrong, *reports_of(second, 2)], NOTES)
+    assert isinstance(found.error, WrongArgument)
+    assert [one.transfer for one in found.heard] == [first]
+    assert list(twins.python.ledger.transfers) == [second]
+    NOTES.fails = True
+    assert isinstance(twins.call("report_all", reports_of(second, 2), NOTES).error, RuntimeError)
+    NOTES.fails = False
+    assert not twins.python.ledger.transfers
+
+
+def test_a_publisher_that_fails_ends_the_reports_of_a_step() -> None:
+    twins = with_two_stores()
+    first, second = twins.python.ledger.transfers
+    for core in twins.both:
+        told_of(core).fails = True
+    found = twins.call("report_all", [*reports_of(first, 2), *reports_of(second, 2)], NOTES)
+    assert (str(found.error), found.heard) == ("the publisher broke", [])
+    assert list(twins.python.ledger.transfers) == [second]
+
+
+def test_the_note_of_an_end_may_use_the_core() -> None:
+    """It stops the core here: the next report is refused."""
+    twins = with_two_stores()
+    first, second = twins.python.ledger.transfers
+    reports = [*reports_of(first, 2), *reports_of(second, 2)]
+    stopped = twins.each(lambda core: core.report_all(reports, lambda _: core.close()))
+    assert isinstance(stopped.error, Poisoned)
+
+
 def test_two_pins_of_one_block_are_refused_as_one_too_many() -> None:
     assert "cannot pin one more" in str(with_loads().call("match", "p", [KEYS[0], KEYS[0]]).error)
 
@@ -588,7 +712,7 @@ def test_errors_name_the_class_as_its_user_does() -> None:
             made()
 
 
-@pytest.mark.parametrize("name", ["emit", "match", "prepare_load", "report", "complete_load", "finish"])
+@pytest.mark.parametrize("name", sorted(TWO_BODIES))
 def test_a_function_that_was_replaced_is_called(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Offloader, name, lambda *_: "replaced")
     made = Offloader.__new__(Offloader)
@@ -641,8 +765,45 @@ def test_a_usual_life_is_decided_in_c() -> None:
             ended = core.report(load.transfer, 1, True).ended
             assert ended is not None
             assert ended.good
-        assert [core.finish("r0"), core.finish("r1", aborted=False), core.finish("r2")] == [True] * 3
+        assert [core.finish("r0"), core.finish("r1", aborted=True), core.finish("r2")] == [True] * 3
     assert entered == []
+
+
+@pytest.mark.parametrize("flush_within_ms", [0, 10_000])
+def test_a_usual_step_is_decided_in_c(flush_within_ms: int) -> None:
+    """The calls that a scheduler makes for a request that misses, and for one that hits."""
+    config, ends = OffloadConfig(host_blocks=40, device_blocks=100, workers=2), list[Any]()
+    core = Offloader(config, MemoryLog(), flush_within_ms=flush_within_ms)
+    core.arrive("first")
+    core.end_step()
+    more = [b"more %d" % number for number in range(9)]
+    for keys, slots in ((KEYS[:2], ()), (KEYS, (0, 1)), (more, unpack(pack(range(20))))):
+        with python_calls() as entered:
+            core.arrive("r")
+            assert core.waits_for("r") is None
+            assert core.may_match("r") is True
+            core.pin("r", slots, keys[-1], len(keys), 0, len(slots))
+            core.pin("r", slots, keys[-1], len(keys), 0, len(slots))  # the engine had no room for it
+            core.rewrite([7])
+            core.admit("r", len(keys), 0, 0, keys[-1], False)
+            core.release("r")
+            core.tick()
+        assert set(entered) <= {array_of.__code__}  # of the 20 ids
+        job = core.store((("r", len(keys)),), keys, range(len(keys))).job
+        assert job is not None
+        core.submit([job.transfer])
+        with python_calls() as entered:
+            core.advance([("r", (len(keys),), (len(keys),))])
+            core.end_step()
+            core.report_all(reports_of(job.transfer, 2), ends.append)
+            core.flush_log(LogFlush.REPORTS_TAKEN)
+            core.finish("r")
+        assert set(entered) <= {array_of.__code__, *(flush for flush in WRITES if not flush_within_ms)}
+    assert len(ends) == 3
+
+
+WRITES = [MemoryLog.flush.__code__]
+# What a flush enters.
 
 
 def test_a_publisher_and_a_policy_of_python_are_told() -> None:
@@ -731,6 +892,7 @@ def test_other_calls_give_back_what_they_took() -> None:
             log_of(core).next = [OSError("full")] if number == 390 else []
             with suppress(BaseException):
                 getattr(core, name)(*arguments, **named)
+            NOTES.heard.clear()
 
     def serve_often() -> None:
         for seed in range(12):

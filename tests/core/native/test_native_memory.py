@@ -34,10 +34,11 @@ from kvsm.core.ledger import Ledger
 from kvsm.core.ledger.frozen import freeze
 from kvsm.core.ledger.key_index import NativeIndex
 from kvsm.core.native import _body
-from kvsm.core.offloader import Offloader
+from kvsm.core.offloader import LogFlush, Offloader
+from kvsm.core.plan import WorkerReport
 from kvsm.core.policies.slot_queue import NativeSlotQueue
 from kvsm.events import LOAD, STORE, CacheReset, OffloadConfig, OffloadingEvent, Restarted
-from kvsm.ids import pack
+from kvsm.ids import pack, unpack
 
 if native.WHY_NOT:
     pytest.skip(f"Python folds: {native.WHY_NOT}", allow_module_level=True)
@@ -47,6 +48,7 @@ if not python_survives():
 ALLOCATORS: list[Allocator] = [OfPython(), *([OfC()] if is_counted() else [])]
 MANY = tuple(range(20))
 """A batch that is an array."""
+ARRAY = unpack(pack(MANY))
 each_allocator = pytest.mark.parametrize("allocator", ALLOCATORS, ids=lambda one: type(one).__name__)
 
 
@@ -256,6 +258,7 @@ CONFIG = OffloadConfig(host_blocks=40, device_blocks=100)
 def matched(core: Offloader) -> Offloader:
     """A new core gets some stored blocks, a store and a load in flight, a match that is not loaded, and a
     store that is only planned."""
+    core.end_step()  # The first one looks for plans that were never submitted, in Python.
     for keys, blocks in ((KEYS[:20], range(20)), (KEYS[20:22], range(20, 22))):
         job = core.prepare_store("r", keys, blocks).job
         assert job is not None
@@ -289,6 +292,22 @@ CALLS: dict[str, Callable[[Offloader], Any]] = {
     "complete_load": lambda core: core.complete_load(*live(core, 1)),
     "complete_store": lambda core: core.complete_store(*live(core, 0)),
     "finish": lambda core: core.finish("p", aborted=False),
+    "arrive": lambda core: core.arrive("new"),
+    "waits_for": lambda core: core.waits_for("q"),
+    "may_match": lambda core: core.may_match("q"),
+    "pin": lambda core: core.pin("new", (2, 3), b"none", 3, 0, 2),
+    "pin many": lambda core: core.pin("new", ARRAY, None, 1000, 1000, 1000),
+    "pin a list": lambda core: core.pin("new", [2, 3], None),
+    "pin nothing": lambda core: core.pin("new", (), b"none", 1, 0, 0),
+    "pin the same": lambda core: core.pin("p", ARRAY, None),
+    "admit": lambda core: core.admit("q", 1000, 1000, 1000, b"none", True),
+    "release": lambda core: core.release("p"),
+    "advance": lambda core: core.advance([("p", (1,), (2,)), ("q", (1,), (2,))]),
+    "rewrite": lambda core: core.rewrite([50]),
+    "flush_log": lambda core: core.flush_log(LogFlush.RESTARTED),
+    "tick": lambda core: core.tick(),
+    # One report: if memory lacks at a later one, those before it have taken effect.
+    "report_all": lambda core: core.report_all([WorkerReport(*live(core, 1), 0, True)], str),
     "submit": lambda core: core.submit(live(core, 2)),
     "submit nothing": lambda core: core.submit([]),
     "end_step": lambda core: core.end_step(),
@@ -421,12 +440,7 @@ CONTAINERS: list[Callable[[], Scene]] = [
 """Calls that enter no other Python function: CPython itself leaks references if it gets no memory for a
 function's frame, and from 3.13 on the objects of an unfinished comprehension."""
 CORES: list[Callable[[], Scene]] = [
-    # With the Python body, too, `end_step` leaves a reference to the core if there is no memory for a frame.
-    *(
-        lambda call=call: core_scene(call, lambda: Offloader(CONFIG))
-        for name, call in CALLS.items()
-        if name != "end_step"
-    ),
+    *(lambda call=call: core_scene(call, lambda: Offloader(CONFIG)) for call in CALLS.values()),
     copy_scene,
 ]
 
