@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from native_house import ROOT, House
 
-_TESTS = ("native", "native_calls", "native_hostile", "slot_queue", "frozen_state", "saving")
+_TESTS = ("native", "native_calls", "native_offers", "native_hostile", "slot_queue", "frozen_state", "saving")
 _PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=1")
 """With a fixed seed, so that the same text of C has the same figures."""
 

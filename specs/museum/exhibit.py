@@ -46,7 +46,9 @@ HAVE_TWO_BODIES = (
 )
 """Python modules and functions with a twin in C.
 
-To take effect, a bug in their text needs the Python body.
+To take effect, a bug in their text needs the Python body. `OfferBatch.collect` and the functions that it
+calls have twins, too, but before each use kvsm checks whether they were changed
+(`kvsm.core.scheduler.offers`).
 """
 
 

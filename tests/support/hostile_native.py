@@ -23,6 +23,7 @@ import numpy as np
 from native_twins import RecordingListener, spoiled, walked
 
 from kvsm.check.worlds.core_options import draw_options
+from kvsm.check.worlds.small_request import SmallRequest
 from kvsm.core import native
 from kvsm.core.ledger import Ledger
 from kvsm.core.ledger.key_index import NativeIndex
@@ -30,6 +31,7 @@ from kvsm.core.native import _body
 from kvsm.core.offloader import LogFlush, Offloader
 from kvsm.core.plan import WorkerReport
 from kvsm.core.policies.slot_queue import NativeSlotQueue
+from kvsm.core.scheduler import KVCacheGroup, OffloadScheduler, SchedulerConfig
 from kvsm.events import KINDS, OffloadConfig
 from kvsm.ids import pack
 
@@ -230,6 +232,39 @@ class Scene:
             core.report_all(random.choice((reports, reports[:1])), lambda _: self.mischief())
         core.flush_log(random.choice(list(LogFlush)))
 
+    def collect(self) -> None:
+        """Collect what an engine's requests offer. Their attributes may be anything, and may run code."""
+        random = self.random
+        core = Offloader(
+            OffloadConfig(host_blocks=_SLOTS, device_blocks=_SLOTS, blocks_per_chunk=random.choice((1, 2)))
+        )
+        scheduler = OffloadScheduler(core, SchedulerConfig(groups=(KVCacheGroup(4),)))
+        tracked, batch = scheduler.state.tracked, scheduler.offers._batch()
+        for name in ("r0", "r1", "r2"):
+            request = Request(name, random.choice((5, 12, 30)))
+            scheduler.add_request(request)
+            tracked[name].tables[0].extend(range(8))
+            request.begin(self, lambda: self._spoil(random.choice((*tracked.values(), batch, tracked))))
+        if random.random() < 0.5:
+            self._spoil(random.choice((*tracked.values(), batch, *core.ledger.requests.values())))
+        for _ in range(3):
+            due = _body.find_due(
+                tracked, random.choice(([*tracked], tracked, self.value())), random.random() < 0.9
+            )
+            _body.collect_due(batch, due or dict(tracked))
+
+    def _spoil(self, owner: Any) -> None:
+        """Give an attribute of the owner any value, or empty a container that it has."""
+        if isinstance(owner, dict):
+            owner.clear()
+            return
+        name = self.random.choice([name for name in dir(owner) if not name.startswith("__")])
+        old = getattr(owner, name, None)
+        if isinstance(old, list | dict | set) and self.random.random() < 0.5:
+            old.clear()
+        else:
+            setattr(owner, name, self.value())
+
     def apply(self) -> None:
         """Fold an event: a right one, one with a wrong field, or one with any fields."""
         random, next_seq = self.random, getattr(self.ledger, "seq", 0)
@@ -259,6 +294,7 @@ class Scene:
                     self.call,
                     self.offer,
                     self.serve,
+                    self.collect,
                     self.apply,
                     self.mischief,
                     self.make,
@@ -412,6 +448,30 @@ class Listener:
 
     def cleared(self) -> None:
         self._scene.mischief()
+
+
+class Request(SmallRequest):
+    """A request of an engine. To read one of its attributes may run code, and may give any value."""
+
+    _hostile: tuple[Scene, Callable[[], None]] | None = None
+
+    def __init__(self, name: str, computed: int) -> None:
+        super().__init__(name, range(30))
+        self.num_computed_tokens = computed
+
+    def begin(self, scene: Scene, spoil: Callable[[], None]) -> None:
+        """From now on it is hostile. spoil: changes the scheduler."""
+        self._hostile = scene, spoil
+
+    def __getattribute__(self, name: str) -> Any:
+        hostile = None if name.startswith("_") else self._hostile
+        if hostile is None:
+            return super().__getattribute__(name)
+        scene, spoil = hostile
+        value = super().__getattribute__(name)
+        if scene.random.random() < 0.1:
+            scene.random.choice((spoil, scene.mischief, value.clear if isinstance(value, list) else spoil))()
+        return scene.value() if scene.random.random() < 0.1 else value
 
 
 def native_types() -> list[type]:

@@ -48,7 +48,7 @@ from kvsm.core.policies.lru import LRUPolicy
 from kvsm.core.scheduler import CheckedScheduler
 from kvsm.core.scheduler.device_blocks import DeviceBlocks
 from kvsm.core.scheduler.free_queue import FreeQueueWalk
-from kvsm.core.scheduler.offers import StoreOffers
+from kvsm.core.scheduler.offers import NativeStoreOffers, StoreOffers
 from kvsm.events import Direction
 from kvsm.ids import listed
 from kvsm.states.block import EVICTED_WORD, FIRST_INDEXED, LAST_INDEXED, BlockState
@@ -260,6 +260,7 @@ declare(
     _has_drafter=FIXED,
     _stores_early=FIXED,
 )
+declare_alike(NativeStoreOffers, StoreOffers)
 declare(DeviceBlocks, pool=PART, state=STATE, _offloader=PART, _null_block=FIXED)
 declare(FreeQueueWalk, state=STATE, _offloader=PART, _pool=PART, _target=FIXED)
 declare(Publisher, medium=FIXED, state=STATE)

@@ -3,7 +3,7 @@
 The fold has two implementations over one state. `kvsm.core.ledger`, in Python, is the reference. The C files
 here do the same for the common cases, function by function under the same names, and leave all other cases to
 Python (`body.h`). The methods of `kvsm.core.offloader` that an engine calls for each request have a native
-body, too (`calls.h`).
+body, too (`calls.h`), and so has what `kvsm.core.scheduler` does for each request of a step (`offers.c`).
 
 The environment variable `KVSM_NATIVE` chooses:
 
@@ -77,8 +77,11 @@ if TYPE_CHECKING or not WHY_NOT:
         IndexBody,
         PackerBody,
         QueueBody,
+        collect_due,
         connect,
         connect_core,
+        connect_offers,
+        find_due,
         forget,
         pack_ids,
         plan_fragments,
@@ -96,8 +99,11 @@ else:
         IndexBody,
         PackerBody,
         QueueBody,
+        collect_due,
         connect,
         connect_core,
+        connect_offers,
+        find_due,
         forget,
         plan_fragments,
         plan_rectangles,
@@ -152,9 +158,12 @@ __all__ = [
     "PackerBody",
     "QueueBody",
     "arcs_taken",
+    "collect_due",
     "connect",
     "connect_core",
+    "connect_offers",
     "described",
+    "find_due",
     "forget",
     "plan_fragments",
     "plan_rectangles",

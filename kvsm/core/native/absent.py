@@ -33,6 +33,18 @@ def connect_core(*of_python: Any) -> None:
     """Do nothing: there is no body to connect."""
 
 
+def connect_offers(*of_python: Any) -> None:
+    """Do nothing: there is no body to connect."""
+
+
+def find_due(*_requests: object) -> None:
+    """Return None: Python looks for them."""
+
+
+def collect_due(*_batch: object) -> None:
+    """Do nothing. Not called, because Python collects."""
+
+
 def taken() -> bytes:
     """Return no flags: no arc was taken."""
     return b""

@@ -174,11 +174,22 @@ typedef struct {
     X(flush_log) X(until_look) X(host_blocks) X(transfer_ticks) X(_flush_within_ns) X(_flush_by_ns)              \
     X(_flushed_seq) X(monotonic_ns) X(error) X(queued_us) X(copied_us) X(report)
 
+/* Names that only offers need. */
+#define NAMES_OF_OFFERS(X)                                                                                            \
+    X(tables) X(remote_decode) X(trusted) X(loaded) X(next_offer) X(refused) X(max_store_tokens) X(prompt_only)       \
+    X(_layout) X(num_computed_tokens) X(num_output_placeholders) X(num_prompt_tokens) X(num_tokens) X(block_hashes)   \
+    X(_stores_early) X(_offloader) X(_config) X(_has_threshold) X(_blocks_per_chunk) X(_runs) X(_starts) X(_begun)    \
+    X(_parents) X(_reached) X(_offered_before) X(groups) X(kind) X(drafter) X(block_tokens) X(due) X(collect_due)     \
+    X(collect) X(update)
+
 typedef enum {
 #define X(name) N_##name,
     NAMES(X)
+    NUM_NAMES,
+    LAST_NAME = NUM_NAMES - 1, /* the names of offers follow it */
+    NAMES_OF_OFFERS(X)
 #undef X
-        NUM_NAMES
+        NUM_ALL_NAMES
 } Name;
 
 #define MOST_FIELDS 16 /* most fields of an event that are read from its tuple of values */
@@ -186,17 +197,17 @@ typedef enum {
 /* A class whose instances keep their fields in members, and the descriptors of those: they read and write a field
    several times faster than a look-up by its name. */
 typedef struct {
-    PyObject *class, *members[NUM_NAMES]; /* NULL: no field of this name */
+    PyObject *class, *members[NUM_ALL_NAMES]; /* NULL: no field of this name */
 } MemberClass;
 
-enum { REQUESTS, TRANSFERS, CONFIGS, REPORTS, NUM_MEMBER_CLASSES };
+enum { REQUESTS, TRANSFERS, CONFIGS, REPORTS, TRACKED, NUM_MEMBER_CLASSES };
 
 /* Python objects that the module uses. Never freed: they live as long as the process. */
 typedef struct {
     MemberClass member_classes[NUM_MEMBER_CLASSES];
     descrgetfunc get_member;
     descrsetfunc set_member;
-    PyObject *names[NUM_NAMES];
+    PyObject *names[NUM_ALL_NAMES];
     PyObject *array_of, *lru, *admit_runs, *transfer_record, *request_record, *store, *load, *encode;
     PyObject *no_ids, *empty_text, *zero, *minus_one;
     PyObject *kinds[NUM_KINDS];
@@ -206,6 +217,9 @@ typedef struct {
 } Python;
 
 extern Python python;
+
+PyObject *take(const char *module_name, const char *name); /* a member of a Python module; owned */
+bool take_members(int place, const char *module, const char *class); /* the descriptors of the fields of a class */
 
 static inline PyObject *name_of(Name name) { return python.names[name]; }
 

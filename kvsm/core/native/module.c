@@ -8,17 +8,19 @@
 
 extern PyType_Spec fold_spec, slot_queue_spec, key_index_spec, frozen_part_spec, packer_spec, core_spec;
 extern PyObject *connect_core(PyObject *module, PyObject *arguments);    /* calls.c */
+extern PyObject *connect_offers(PyObject *module, PyObject *arguments);  /* offers.c */
+extern PyObject *find_due(PyObject *module, PyObject *arguments);
+extern PyObject *collect_due(PyObject *module, PyObject *arguments);
 
 Python python;
 
-static const char *const names[NUM_NAMES] = {
-#define X(name) #name,
-    NAMES(X)
+static const char *const names[NUM_ALL_NAMES] = {
+#define X(name) [N_##name] = #name,
+    NAMES(X) NAMES_OF_OFFERS(X)
 #undef X
 };
 
-/* A member of a Python module; owned. */
-static PyObject *take(const char *module_name, const char *name)
+PyObject *take(const char *module_name, const char *name)
 {
     PyObject *module = PyImport_ImportModule(module_name);
     if (module == NULL)
@@ -77,18 +79,17 @@ static bool take_constants(void)
 
 static bool take_names(void)
 {
-    for (int name = 0; name < NUM_NAMES; name++)
+    for (int name = 0; name < NUM_ALL_NAMES; name++)
         if ((python.names[name] = PyUnicode_InternFromString(names[name])) == NULL)
             return false;
     return true;
 }
 
-/* Take the descriptors of the fields of a class. */
-static bool take_members(int place, const char *module, const char *class)
+bool take_members(int place, const char *module, const char *class)
 {
     MemberClass *members = &python.member_classes[place];
     PyObject *taken = take(module, class);
-    for (int name = 0; taken != NULL && name < NUM_NAMES; name++) {
+    for (int name = 0; taken != NULL && name < NUM_ALL_NAMES; name++) {
         PyObject *member = PyObject_GetAttr(taken, name_of(name));
         PyErr_Clear(); /* it has no such field */
         if (member != NULL && Py_IS_TYPE(member, &PyMemberDescr_Type))
@@ -137,6 +138,10 @@ static PyObject *forget(PyObject *module, PyObject *nothing)
 static PyMethodDef functions[] = {
     {"connect", connect, METH_NOARGS, "Take what the fold needs of kvsm's Python."},
     {"connect_core", connect_core, METH_VARARGS, "Take what the calls of a core need of kvsm's Python."},
+    {"connect_offers", connect_offers, METH_VARARGS, "Take what a scheduler's offers need of kvsm's Python."},
+    {"find_due", find_due, METH_VARARGS,
+     "The scheduled requests that may have a chunk to offer, by name; None: Python looks for them."},
+    {"collect_due", collect_due, METH_VARARGS, "Add the chunks of these requests to a batch."},
     {"taken", taken, METH_NOARGS,
      "A byte for each arc of each machine, in the order of the tables: 1 if it was taken since `forget`.\n"
      "Each machine has as many bytes as the one with most arcs."},

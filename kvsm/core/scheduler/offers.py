@@ -12,20 +12,23 @@ Each request's cursors are in the ledger. `OffersState` has what else the next o
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
-from typing import Annotated
+from types import CodeType, FunctionType
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
+from kvsm.core import native
 from kvsm.core.ledger import Ledger
 from kvsm.core.ledger.canonical import NOBODY, Seen, declared, filled
 from kvsm.core.offloader import Offloader, PreparedStore
 from kvsm.core.plan import TransferJob
+from kvsm.core.scheduler import offer_batch
 from kvsm.core.scheduler.device_blocks import DeviceBlocks
-from kvsm.core.scheduler.groups import SchedulerConfig, StoreMode
-from kvsm.core.scheduler.offer_batch import OfferBatch
+from kvsm.core.scheduler.groups import FULL, SchedulerConfig, StoreMode
+from kvsm.core.scheduler.offer_batch import OfferBatch, OfferedChunks, ReachedCursors
 from kvsm.core.scheduler.payloads import describe
 from kvsm.core.scheduler.retry import RetryStamp
-from kvsm.core.scheduler.tracked import TrackedRequest
+from kvsm.core.scheduler.tracked import NO_TOKENS, TrackedRequest
 from kvsm.events import Offer, SkipReason
 
 Requests = Mapping[str, TrackedRequest]
@@ -81,6 +84,10 @@ class StoreOffers:
     `requests` in its calls: the engine's unfinished requests, by name.
     """
 
+    def __new__(cls, *_: object, **__: object) -> StoreOffers:
+        """Make it with the native or the Python body (`kvsm.core.native`)."""
+        return super().__new__(NativeStoreOffers if cls is StoreOffers and native.runs() else cls)
+
     def __init__(self, offloader: Offloader, config: SchedulerConfig, device_blocks: DeviceBlocks) -> None:
         self._offloader, self._config, self._device_blocks = offloader, config, device_blocks
         self.state = OffersState({}, RetryStamp.of(offloader.ledger), {})
@@ -121,8 +128,7 @@ class StoreOffers:
         if not due and not boundary_states:
             return
         batch = self._batch()
-        for tracked in due.values():
-            batch.collect(tracked)
+        self.collect_due(batch, due)
         for name, states in boundary_states.items():
             owner = requests.get(name)
             if owner is not None and self.is_eager(owner):
@@ -138,6 +144,11 @@ class StoreOffers:
                 state.awaiting[name] = tracked
             else:
                 state.awaiting.pop(name, None)
+
+    def collect_due(self, batch: OfferBatch, due: dict[str, TrackedRequest]) -> None:
+        """Add the chunks of these requests to a batch."""
+        for tracked in due.values():
+            batch.collect(tracked)
 
     def offer_at_end(self, tracked: TrackedRequest, add_to_plan: AddToPlan) -> None:
         """Offer the unsettled chunks of a request that has just finished, for the last time."""
@@ -220,3 +231,54 @@ def _cursors(ledger: Ledger, requests: Iterable[str]) -> dict[str, Sequence[int]
     """Return each request's settled cursors, by group: the chunk from which it offers. Empty: the first."""
     records = ledger.requests
     return {name: records[name].settled if name in records else () for name in requests}
+
+
+class NativeStoreOffers(StoreOffers):
+    """Offers of which `due` and `collect_due` are native. Their rare cases fall back to Python.
+
+    A program may replace a function that has a twin, or its code, at any time. Then Python runs.
+    """
+
+    def due(self, requests: Requests, scheduled: Iterable[str]) -> dict[str, TrackedRequest]:
+        due = None
+        if not _are_replaced(_TWINS_OF_DUE):
+            due = native.find_due(requests, scheduled, self._stores_early)
+        return super().due(requests, scheduled) if due is None else due
+
+    def collect_due(self, batch: OfferBatch, due: dict[str, TrackedRequest]) -> None:
+        if _are_replaced(_TWINS_OF_COLLECT):
+            super().collect_due(batch, due)
+        else:
+            native.collect_due(batch, due)
+
+
+class _Twin(NamedTuple):
+    """A function that has a twin in C (`kvsm/core/native/offers.c`)."""
+
+    owner: Any
+    name: str
+    function: FunctionType
+    code: CodeType
+
+
+def _twins(owner: Any, *names: str) -> list[_Twin]:
+    return [_Twin(owner, name, getattr(owner, name), getattr(owner, name).__code__) for name in names]
+
+
+_TWINS_OF_DUE = _twins(StoreOffers, "due", "is_eager")
+_TWINS_OF_COLLECT = [
+    *_twins(StoreOffers, "collect_due"),
+    *_twins(OfferBatch, "collect", "_add", "_counts_offers", "_open"),
+    *_twins(TrackedRequest, "full_chunks", "confirmed_tokens", "store_limit", "make_keys"),
+    *_twins(offer_batch, "_later"),
+]
+
+
+def _are_replaced(twins: list[_Twin]) -> bool:
+    for owner, name, function, code in twins:
+        if getattr(owner, name) is not function or function.__code__ is not code:
+            return True
+    return False
+
+
+native.connect_offers(OfferBatch, OfferedChunks, ReachedCursors, FULL, NO_TOKENS)

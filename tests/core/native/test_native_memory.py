@@ -11,7 +11,7 @@ import sys
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from operator import sub
 from random import Random
 from typing import Any
@@ -26,9 +26,11 @@ pytest.importorskip(
 from call_twins import KEYS, make_core
 from native_twins import RecordingListener, saved, walked
 from scarce_memory import CALM, Allocator, OfC, OfPython, Scene, fail_each, is_counted, python_survives
+from scheduler_traffic import Hand
 
 from kvsm import events as ev
 from kvsm.check.worlds.core_options import draw_options
+from kvsm.check.worlds.small_request import HASH_TOKENS, SmallRequest
 from kvsm.core import native
 from kvsm.core.ledger import Ledger
 from kvsm.core.ledger.frozen import freeze
@@ -353,6 +355,53 @@ def test_a_store_without_memory_for_its_keys_stops_nothing(allocator: Allocator)
     assert fail_each(make, allocator) > 0
 
 
+# Offers.
+
+
+@cache
+def hand_with_due() -> Hand:
+    """Three requests whose next blocks are due. One of them was offered before."""
+    hand = Hand(core={"host_blocks": 40})
+    requests = [SmallRequest(f"r{number}", range(100 * number, 100 * number + 13)) for number in range(3)]
+    for number, request in enumerate(requests):
+        hand.admit(request, [*range(4 * number, 4 * number + 4)])
+        hand.compute(request, HASH_TOKENS)
+    hand.end(hand.step(*requests[1:]))
+    hand.core.advance([("r2", (1,), (2,))])
+    for request in requests:
+        hand.compute(request)
+    return hand
+
+
+def offers_scene(call: str) -> Scene:
+    """A step that gets an error drops its batch. Only requests in the batch may wait for later blocks."""
+    scheduler = hand_with_due().scheduler
+    tracked, batch = scheduler.state.tracked, scheduler.offers._batch()
+    due = dict(tracked)
+    for one in tracked.values():
+        one.next_offer = 0
+    parts = batch.keys, batch.blocks, batch._parents, batch._offered_before, batch._starts
+
+    def state() -> Any:
+        cursors = [(one.settled, one.offered) for one in batch._reached.values()]
+        waiting = {name: one.next_offer for name, one in tracked.items()}
+        return [part.copy() for part in parts], cursors, waiting  # type: ignore[attr-defined]
+
+    def is_dropped() -> bool:
+        moved = {name for name, one in tracked.items() if one.next_offer}
+        return any(parts) and moved <= batch._reached.keys()
+
+    if call == "find_due":
+        return Scene(lambda: list(native.find_due(tracked, (*tracked,), True) or ()), state)
+    return Scene(lambda: native.collect_due(batch, due), state, is_dropped)  # type: ignore[func-returns-value]
+
+
+@each_allocator
+@pytest.mark.parametrize("call", ["find_due", "collect_due"])
+def test_offers_without_memory_are_as_they_were_or_dropped(call: str, allocator: Allocator) -> None:
+    fail_each(lambda: offers_scene(call), allocator)
+
+
 # Copies.
 
 
@@ -436,6 +485,8 @@ CONTAINERS: list[Callable[[], Scene]] = [
     lambda: packer_scene(lambda packer, parts: packer.pack(parts)),
     lambda: packer_scene(lambda packer, parts: packer.pack(parts), numbered(300)),
     lambda: packer_scene(round_trip),
+    lambda: offers_scene("find_due"),
+    lambda: offers_scene("collect_due"),
 ]
 """Calls that enter no other Python function: CPython itself leaks references if it gets no memory for a
 function's frame, and from 3.13 on the objects of an unfinished comprehension."""
