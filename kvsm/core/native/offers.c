@@ -1,12 +1,9 @@
 /* Which requests are due, and which chunks they offer (kvsm/core/scheduler/offers.py, offer_batch.py, tracked.py), for
    engines with one group of full attention.
 
-   To read an attribute of an engine's request may run the engine's code, so these are read before anything is changed.
-   An error that this code raises is raised, as in Python. */
+   Attributes of an engine's request are read before anything is changed: that may run code, and may raise. */
 
 #include "calls.h"
-
-#define MOST_TOKENS ((int64_t)1 << 62)
 
 /* Python objects that this file uses. Never freed: they live as long as the process. */
 static struct OfOffers {
@@ -202,7 +199,7 @@ static bool full_chunks(const Offers *offers, Request *request)
     const int64_t *numbers = request->numbers, prompt = numbers[PROMPT], all = numbers[ALL] - 1;
     const int64_t confirmed = least(numbers[COMPUTED] - numbers[PLACEHOLDERS], prompt > all ? prompt : all);
     int64_t limit;
-    if (confirmed < 0 || confirmed >= MOST_TOKENS || !is(tracked, N_trusted, Py_None) ||
+    if (confirmed < 0 || confirmed > INT64_MAX / 2 || !is(tracked, N_trusted, Py_None) ||
         !get_number(tracked, N_max_store_tokens, &limit) || (request->table = table_of(tracked)) == NULL)
         return false;
     if (!is(tracked, N_prompt_only, Py_False)) {
@@ -266,7 +263,12 @@ static bool extend(PyObject *list, PyObject *more)
 
 static PyObject *range_of(Py_ssize_t first, Py_ssize_t last)
 {
-    return PyObject_CallFunction((PyObject *)&PyRange_Type, "nn", first, last);
+    PyObject *begin = PyLong_FromSsize_t(first), *end = begin == NULL ? NULL : PyLong_FromSsize_t(last), *range = NULL;
+    if (end != NULL)
+        range = PyObject_CallFunctionObjArgs((PyObject *)&PyRange_Type, begin, end, NULL);
+    Py_XDECREF(begin);
+    Py_XDECREF(end);
+    return range;
 }
 
 /* Add the chunks of a request, which has some (`_add`). */
@@ -301,15 +303,24 @@ static Verdict add(const Offers *offers, const Request *request, PyObject *suffi
     return done ? FOLDED : FAILED;
 }
 
+static PyObject *later(Py_ssize_t full, Py_ssize_t cursor)
+{
+    PyObject *number = PyLong_FromSsize_t(full > cursor ? full : cursor);
+    PyObject *cursors = number == NULL ? NULL : PyTuple_Pack(1, number);
+    Py_XDECREF(number);
+    return cursors;
+}
+
 /* Note the cursors that the request reaches with this batch. */
 static bool note_reached(const Offers *offers, const Request *request)
 {
-    const Py_ssize_t full = request->full;
-    PyObject *reached = PyObject_CallFunction(of.reached_made, "O(n)(n)", request->record,
-                                              full > request->settled ? full : request->settled,
-                                              full > request->offered ? full : request->offered);
+    PyObject *settled = later(request->full, request->settled), *offered = NULL, *reached = NULL;
+    if (settled != NULL)
+        offered = request->settled == request->offered ? owned(settled) : later(request->full, request->offered);
+    if (offered != NULL)
+        reached = PyObject_CallFunctionObjArgs(of.reached_made, request->record, settled, offered, NULL);
     const bool done = reached != NULL && PyDict_SetItem(offers->parts[REACHED], request->name, reached) == 0;
-    Py_XDECREF(reached);
+    let_go((PyObject *const[]){settled, offered, reached}, 3);
     return done && (!request->begins || PyList_Append(offers->parts[BEGUN], request->tracked) == 0);
 }
 

@@ -62,8 +62,18 @@ def test_no_access_is_wrong_and_no_behaviour_undefined(house: House, checks: dic
     """Run the parity tests under the sanitizers: random walks, long batches, wrong events with random bytes,
     states that are copied meanwhile, right and wrong calls, plans of copies; and then direct calls of the
     native types that kvsm itself never makes (`hostile_native.py`), others each day."""
-    chosen = "folded_alike or refused_alike or a_ledger_has or slot_queue or frozen or calls or hostile"
-    names = ("native", "native_calls", "native_hostile", "slot_queue", "frozen_state", "geometry")
+    chosen = (
+        "folded_alike or refused_alike or a_ledger_has or slot_queue or frozen or calls or offers or hostile"
+    )
+    names = (
+        "native",
+        "native_calls",
+        "native_offers",
+        "native_hostile",
+        "slot_queue",
+        "frozen_state",
+        "geometry",
+    )
     house.build(*SANITIZERS, *WARNINGS)
     # With the examples of a developer's run: a wrong access shows whenever its line runs.
     printed(house.run(*selected(names, "-k", f"{chosen} or geometry"), more=checks, less=("CI",)))
