@@ -91,7 +91,7 @@ def _pieces(queue: Iterator[int], safe: Sequence[int], enough: int) -> Iterator[
 
     In pieces, because the index looks up many keys faster together. Most are all safe, or all new.
     """
-    while (lacking := enough - len(safe)) > 0 and (blocks := list(islice(queue, lacking))):
+    while (lacking := enough - len(safe)) > 0 and (blocks := list(islice(queue, max(lacking, PIECE)))):
         for begin in range(0, len(blocks), PIECE):
             yield blocks[begin : begin + PIECE]
 
@@ -210,7 +210,7 @@ class FreeQueueWalk:
                 if slot is not None:
                     known.add(block)
                     safe.append(block)
-                elif key is None or key in (stale.get(block), left_out.get(block)):
+                elif key is None or (not are_plain and key in (stale.get(block), left_out.get(block))):
                     safe.append(block)
                 elif len(keys) == most:
                     return keys, blocks, safe

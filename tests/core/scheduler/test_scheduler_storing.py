@@ -533,6 +533,17 @@ def test_lazy_store_asks_a_pool_for_many_keys_at_once() -> None:
     assert many.pool.asked > 0
 
 
+def test_lazy_store_asks_seldom_if_it_lacks_one_safe_block() -> None:
+    """The last safe block may stand behind many that are not."""
+    pool = PoolOfMany(250)
+    queue = Queue(250, 50, 300, pool=pool)
+    pool.forget()
+    for block in range(99, 249):
+        pool.cache(block, queue.key(block))
+    assert len(queue.store()) == 100
+    assert pool.asked <= 5
+
+
 class CheckedWalk(FreeQueueWalk):
     """Compares each walk with one that remembers nothing, and with one that looks at one block at a time."""
 
