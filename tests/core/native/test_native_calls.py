@@ -806,6 +806,25 @@ WRITES = [MemoryLog.flush.__code__]
 # What a flush enters.
 
 
+@pytest.mark.parametrize("form", [list, tuple])
+def test_plans_are_submitted_and_steps_ended_in_c(form: Callable[[list[int]], Any]) -> None:
+    core = Offloader(CONFIG, MemoryLog())
+    plan = core.prepare_store("s", KEYS[:20], range(20)).job
+    assert plan is not None
+    core.end_step()  # Python looks for plans that were never submitted, and says when to look again
+    with python_calls() as entered:
+        core.submit(form([plan.transfer]))
+        core.end_step()
+    assert not {"submit", "end_step", "emit"} & {code.co_name for code in entered}
+
+
+@pytest.mark.parametrize("form", [set, iter, str, lambda ids: dict.fromkeys(ids)])
+def test_transfers_that_are_no_list_are_submitted_alike(form: Callable[[list[int]], Any]) -> None:
+    twins = with_loads()
+    planned = twins.call("prepare_store", "s", KEYS[5:7], [7, 8]).result.job.transfer
+    twins.each(lambda core: core.submit(form([planned])))
+
+
 def test_a_publisher_and_a_policy_of_python_are_told() -> None:
     core = Offloader(OffloadConfig(host_blocks=4, device_blocks=9, policy="arc"), publisher=Publisher())
     plan = core.prepare_store("s", KEYS[:2], range(2)).job
