@@ -262,6 +262,56 @@ def test_odd_hashes_of_an_engine_are_taken_alike(number: int) -> None:
     alike(lambda _, request: request.odd.update(block_hashes=ODD_HASHES[number](request.block_hashes)))
 
 
+@pytest.mark.parametrize("prompt_only", [False, True])
+@pytest.mark.parametrize(
+    "numbers", [(12, 0, 5, 12), (12, 0, 5, 20), (12, 1, 5, 13), (8, 0, 12, 13), (4, 8, 13, 13)]
+)
+def test_the_counts_of_an_engine_confirm_alike(numbers: tuple[int, ...], prompt_only: bool) -> None:
+    """Computed, placeholders, prompt and all tokens. The token that was sampled last has no KV yet."""
+    names = "num_computed_tokens", "num_output_placeholders", "num_prompt_tokens", "num_tokens"
+
+    def change(hand: Hand, request: Any) -> None:
+        request.odd.update(zip(names, numbers))
+        tracked = hand.scheduler.state.tracked[request.request_id]
+        tracked.prompt_only, tracked.next_offer = prompt_only, -100
+
+    alike(change)
+
+
+def test_no_reference_is_lost_or_kept() -> None:
+    """Neither of what is read nor of what is made, and not if Python has to begin again."""
+    hand, _ = decoding(3)
+    offers, tracked = hand.scheduler.offers, hand.scheduler.state.tracked
+    one, records = tracked["r1"], hand.core.ledger.requests
+    read = [tracked, records, one, one.name, one.request, one.tables[0], one._layout, records["r1"]]
+    read += [one.request.block_hashes, None, True, False, "due"]
+    immortal = sys.version_info >= (3, 12)
+
+    def counts(is_native: bool) -> tuple[list[int], list[int]]:
+        for _ in range(50):
+            batch = offers._batch()
+            for each in tracked.values():
+                each.next_offer = 0
+            due = dict(tracked)
+            if is_native:
+                assert native.find_due(tracked, [*tracked, 7], True) is None  # type: ignore[list-item]
+                native.collect_due(batch, due)
+            else:
+                StoreOffers.collect_due(offers, batch, due)
+        made = [
+            reached
+            for name in due
+            for reached in (batch._reached[name].settled, batch._reached[name].offered)
+        ]
+        made_counts = [*map(sys.getrefcount, made), *map(sys.getrefcount, batch.keys)]
+        del batch, due, made
+        return [*map(sys.getrefcount, read[:9] if immortal else read)], made_counts
+
+    reference, in_c = counts(False), counts(True)
+    assert in_c[1] == reference[1]
+    assert max(abs(ours - theirs) for ours, theirs in zip(in_c[0], reference[0])) < 10
+
+
 @pytest.mark.parametrize(("field", "value"), ODD_FIELDS)
 def test_odd_states_of_a_request_are_taken_alike(field: str, value: Any) -> None:
     alike(lambda hand, request: setattr(hand.scheduler.state.tracked[request.request_id], field, value))
