@@ -658,7 +658,7 @@ static bool is_offer(PyObject *offer)
     return true;
 }
 
-Verdict advance(Call *call)
+Verdict advance_cursors(Call *call)
 {
     if (call->names != NULL || call->count != 1 ||
         !(PyList_CheckExact(call->arguments[0]) || PyTuple_CheckExact(call->arguments[0])))
