@@ -1,12 +1,12 @@
-"""Count the instructions that one request of one block takes: kvsm's core, and vLLM's manager.
+"""Count the machine instructions of a request of one block: kvsm's core, and vLLM's offloading manager.
 
     python benchmarks/instructions.py --output benchmarks/results/instructions.md
 
-A *hit* is matched, loaded and finished; a *miss* is matched, stored and finished. kvsm's calls include those
-of the engine's step: for each request a `submit`, a report and an `end_step`, and with a log two flushes.
-Each contestant serves `FEW` and `MANY` requests under valgrind's callgrind; what the difference costs is
-divided by their number. So start-up is not counted, and neither is the kernel. Unlike times, counts hardly
-depend on what else the machine does.
+A *hit* is matched, loaded and finished; a *miss* is matched, stored and finished. kvsm's count
+includes a whole engine step for each request: `submit`, a report and `end_step`, and two flushes if there is
+a log. Each contestant serves `FEW` and `MANY` requests under valgrind's callgrind; the difference of the two
+counts is divided by `MANY - FEW`, so start-up cancels out. The kernel's instructions are not counted. Unlike
+times, counts hardly depend on what else the machine does.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def serve(contestant: str, kind: str, count: int) -> None:
 def instructions(contestant: str, kind: str, count: int) -> int:
     """Return the instructions of a process that serves `count` requests."""
     command = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", sys.executable, __file__]
-    # One hash seed, and no threads of numpy that wait for work.
+    # Numpy's threads would spin while they wait for work.
     environment = os.environ | {"PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [*command, "--serve", contestant, kind, str(count)], env=environment, text=True, capture_output=True
@@ -140,7 +140,7 @@ def main(served: tuple[str, str, int] | None, output: Path | None) -> None:
             count = of_a_request(contestant, kind)
             cells.append(f"{count:,}, {count / first.setdefault(kind, count):.2f}")
         rows.append([contestant, *cells])
-    header = ["contestant", *(f"{kind}, times kvsm with its log" for kind in KINDS)]
+    header = ["contestant", *(f"{kind}: instructions, ratio to kvsm with its log" for kind in KINDS)]
     publish("Instructions of a request of one block", which_vllm(), markdown_table(header, rows), output)
 
 

@@ -83,8 +83,8 @@ ENDING = (
         edits=(
             Edit(
                 "kvsm.core.offloader.offloader:Offloader.report_all",
-                "ended = self.report(*one.arguments()).ended",
-                "ended = self.report(one.transfer, one.worker, True, one.error).ended",
+                "ended = self.report(*report.arguments()).ended",
+                "ended = self.report(report.transfer, report.worker, True, report.error).ended",
             ),
         ),
     ),

@@ -188,8 +188,8 @@ class LogWriter:
         # The first flush deletes the segments that a new life drops.
         self._resume_at, self._look_at_ns, self._settled = 0, 0, False
         self._flushed_ns = self._nothing_until_ns = self._only_write_until_ns = 0
-        # (monotonic) Between the first two times, a flush without new events has nothing to do. Between the
-        # first and the third, a flush has only to write.
+        # Monotonic times. From `_flushed_ns` until `_nothing_until_ns`, a flush without new events does
+        # nothing. From `_flushed_ns` until `_only_write_until_ns`, a flush only writes.
         self._refusal: LogError | None = None
         self._closed, self._ended, self._forks = False, False, _forks
         self._calls: list[object] = []
@@ -345,7 +345,7 @@ class LogWriter:
         """Note when the next flush has something to do. An engine flushes in every step, and most steps
         decide nothing or little.
 
-        is_busy: whether the next flush may have to do something else than to write.
+        is_busy: whether the next flush may have to do more than write.
         """
         place, self._flushed_ns = self._place, now
         if is_busy:

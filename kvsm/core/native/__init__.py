@@ -3,7 +3,8 @@
 The fold has two implementations over one state. `kvsm.core.ledger`, in Python, is the reference. The C files
 here do the same for the common cases, function by function under the same names, and leave all other cases to
 Python (`body.h`). The methods of `kvsm.core.offloader` that an engine calls for each request have a native
-body, too (`calls.h`), and so has what `kvsm.core.scheduler` does for each request of a step (`offers.c`).
+body, too (`calls.h`), and so have the functions with which `kvsm.core.scheduler` collects what the requests
+of a step offer (`offers.c`).
 
 The environment variable `KVSM_NATIVE` chooses:
 

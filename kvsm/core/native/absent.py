@@ -38,7 +38,7 @@ def connect_offers(*of_python: Any) -> None:
 
 
 def find_due(*_requests: object) -> None:
-    """Return None: Python looks for them."""
+    """Return None: left to Python."""
 
 
 def collect_due(*_batch: object) -> None:

@@ -423,14 +423,14 @@ static bool count_in_core(Call *call, Name name, int64_t more)
     return number_of(call, name, &before) && set_in_core(call, name, before + more);
 }
 
-/* Whether this call makes no check for plans that were never submitted, which Python makes. */
+/* Whether this call need not check for plans that were never submitted: that check is left to Python. */
 static bool looks_later(Call *call)
 {
     int64_t until_look;
     return number_of(call, N_until_look, &until_look) && until_look > 1;
 }
 
-/* Python advances the tick while requests wait. */
+/* Left to Python: ticks that are events, because requests are deferred or transfers count ticks. */
 static Verdict tick(Call *call)
 {
     int64_t ticks;

@@ -84,7 +84,7 @@ PyObject *host_blocks(const int64_t *slots, Py_ssize_t count, int64_t chunk); /*
 bool is_key(PyObject *key);
 Verdict prepare_store(Call *call);
 Verdict store(Call *call);
-Verdict advance_cursors(Call *call); /* `advance`, a name that the C library exports */
+Verdict advance_cursors(Call *call); /* `advance` in Python: the C library exports a function of that name */
 Verdict rewrite(Call *call);
 
 #endif

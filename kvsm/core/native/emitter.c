@@ -263,7 +263,7 @@ static bool flush(Call *call, PyObject *log)
     return done != NULL && may_change(call, call->thread);
 }
 
-/* Note the flush, and make it. */
+/* Record the flush, then flush the log. */
 static bool flushed(Call *call, PyObject *last, int64_t next)
 {
     if ((next > 0 && !set_in_core(call, N__flush_by_ns, next)) ||

@@ -4,7 +4,7 @@
 
 /* ----------------------------------------------------------------------------- what the arguments say */
 
-/* Whether this is the first key that a lookup has missed, or None. */
+/* Whether this may be given as `missed`: a key, or None. */
 static bool is_missed(PyObject *key) { return key == Py_None || is_key(key); }
 
 /* Whether each of these counts of blocks is a number or None (`_checked_lookup`). */
@@ -63,7 +63,7 @@ static bool may_pin(Call *call, PyObject *request, const Batch *slots, int *stat
            are_distinct(look, slots, look->fold->blocks.size);
 }
 
-/* Whether the request holds a match with exactly these pins, which all hold. */
+/* Whether the request's match has exactly these pins, and all of them are still valid. */
 static bool holds(Call *call, PyObject *request, const Batch *slots)
 {
     PyObject *record;
@@ -140,7 +140,7 @@ static Verdict readable_prefix(Call *call, PyObject *keys, Numbers *slots, PyObj
     return FOLDED;
 }
 
-/* The next store of the request may continue this block. */
+/* Note the last key of the match: the next store of the request may continue from it. */
 static bool note_last(Call *call, PyObject *request, PyObject *keys, Py_ssize_t hits)
 {
     PyObject *last_keys = of_core(call, N_last_keys), *key = NULL;
@@ -171,7 +171,7 @@ static Verdict match_prefix(Call *call, PyObject *request, PyObject *keys, Numbe
     int64_t chunk;
     if (!configured(call, N_blocks_per_chunk, &chunk) || readable_prefix(call, keys, prefix, &missed) != FOLDED)
         return REFERENCE;
-    Py_INCREF(missed); /* who has the keys may drop them while the clock is asked */
+    Py_INCREF(missed); /* the caller may drop this key while the clock runs */
     const Verdict verdict = pin_prefix(call, request, slots, missed, count, chunk);
     Py_DECREF(missed);
     if (verdict != FOLDED)
@@ -208,7 +208,7 @@ static bool names_request(const Call *call)
     return call->names == NULL && call->count == 1 && is_name(call->arguments[0]);
 }
 
-/* Python defers a preempted request whose load is in flight. */
+/* Left to Python: a preempted request whose load is in flight. */
 Verdict waits_for(Call *call)
 {
     PyObject *record;

@@ -140,7 +140,7 @@ static PyMethodDef functions[] = {
     {"connect_core", connect_core, METH_VARARGS, "Take what the calls of a core need of kvsm's Python."},
     {"connect_offers", connect_offers, METH_VARARGS, "Take what a scheduler's offers need of kvsm's Python."},
     {"find_due", find_due, METH_VARARGS,
-     "The scheduled requests that may have a chunk to offer, by name; None: Python looks for them."},
+     "The scheduled requests that may have a chunk to offer, by name; None: left to Python."},
     {"collect_due", collect_due, METH_VARARGS, "Add the chunks of these requests to a batch."},
     {"taken", taken, METH_NOARGS,
      "A byte for each arc of each machine, in the order of the tables: 1 if it was taken since `forget`.\n"

@@ -1,7 +1,7 @@
 /* Which requests are due, and which chunks they offer (kvsm/core/scheduler/offers.py, offer_batch.py, tracked.py), for
    engines with one group of full attention.
 
-   Attributes of an engine's request are read before anything is changed: that may run code, and may raise. */
+   Attributes of an engine's request are read before anything is changed, because reading them may run code and raise. */
 
 #include "calls.h"
 
@@ -71,14 +71,14 @@ static Verdict add_due(PyObject *due, PyObject *requests, PyObject *name, bool i
     return verdict;
 }
 
-/* find_due(requests, scheduled, is_eager): the due requests by name. None: Python looks for them. */
+/* find_due(requests, scheduled, is_eager): the due requests by name. None: left to Python. */
 PyObject *find_due(PyObject *module, PyObject *arguments)
 {
     (void)module;
     PyObject *requests, *scheduled, *eager, *name;
     if (!PyArg_UnpackTuple(arguments, "find_due", 3, 3, &requests, &scheduled, &eager))
         return NULL;
-    if (!PyDict_CheckExact(requests) || PyIter_Check(scheduled)) /* Python may have to begin again */
+    if (!PyDict_CheckExact(requests) || PyIter_Check(scheduled)) /* an iterator cannot be read again if it is left to Python */
         Py_RETURN_NONE;
     PyObject *names = PyObject_GetIter(scheduled), *due = names == NULL ? NULL : PyDict_New();
     Verdict verdict = due == NULL ? FAILED : FOLDED;
@@ -122,7 +122,7 @@ static bool has_one_full_group(PyObject *config, int64_t *block_tokens)
     return fits;
 }
 
-/* Look at a batch. false: Python collects. */
+/* Read the parts of a batch. false: left to Python. */
 static bool offers_begin(Offers *offers, PyObject *batch)
 {
     bool fits = (PyObject *)Py_TYPE(batch) == of.offer_batch;
@@ -152,8 +152,8 @@ static bool offers_begin(Offers *offers, PyObject *batch)
 typedef struct {
     PyObject *tracked, *name, *record, *hashes, *layout, *table;
     int64_t numbers[NUM_NUMBERS], stride, next_offer; /* stride: hashes of a chunk */
-    Py_ssize_t full, settled, offered;                /* chunks: its cursors, and where these shall be */
-    bool begins;                                      /* it has no cursors yet */
+    Py_ssize_t full, settled, offered;                /* chunks: how many are full, and its cursors before this batch */
+    bool has_no_cursors;
 } Request;
 
 /* Find the record of a request that has not finished. */
@@ -167,7 +167,7 @@ static bool find_record(const Offers *offers, Request *request)
            get_number(request->record, N_word, &word) && state_of((int32_t)word) != REQUEST_FINISHED;
 }
 
-/* What is the end of each key, and how many hashes a chunk has; the suffix is borrowed. NULL: Python knows. */
+/* The suffix of the request's keys; borrowed. Sets `stride`. NULL: left to Python. */
 static PyObject *suffix_of(Request *request)
 {
     PyObject *layout = request->layout = get(request->tracked, N__layout);
@@ -180,7 +180,7 @@ static PyObject *suffix_of(Request *request)
 
 static int64_t least(int64_t one, int64_t other) { return one < other ? one : other; }
 
-/* The table of the request's device blocks; owned. NULL: Python reads it. */
+/* The table of the request's device blocks; owned. NULL: left to Python. */
 static PyObject *table_of(PyObject *tracked)
 {
     PyObject *tables = get(tracked, N_tables), *table = NULL;
@@ -192,7 +192,8 @@ static PyObject *table_of(PyObject *tracked)
     return table;
 }
 
-/* Count the chunks that may be stored now, and from how many tokens on there is another one (`full_chunks`). */
+/* Set `full`, the number of chunks that may be stored now, and `next_offer`, at how many confirmed tokens the next one
+   is full (`full_chunks`). false: left to Python. */
 static bool full_chunks(const Offers *offers, Request *request)
 {
     PyObject *tracked = request->tracked;
@@ -214,14 +215,14 @@ static bool full_chunks(const Offers *offers, Request *request)
     return true;
 }
 
-/* Read a cursor of the request. */
+/* Read a cursor of the request, and whether it has none yet. */
 static bool read_cursor(Request *request, Name name, Py_ssize_t *cursor)
 {
     int64_t number = 0;
     PyObject *cursors = get(request->record, name);
     bool fits = cursors != NULL && PyTuple_CheckExact(cursors);
-    request->begins = fits && PyTuple_Size(cursors) == 0;
-    fits = fits && (request->begins || read_number(only(cursors), &number));
+    request->has_no_cursors = fits && PyTuple_Size(cursors) == 0;
+    fits = fits && (request->has_no_cursors || read_number(only(cursors), &number));
     Py_XDECREF(cursors);
     *cursor = (Py_ssize_t)number;
     return fits;
@@ -321,7 +322,7 @@ static bool note_reached(const Offers *offers, const Request *request)
         reached = PyObject_CallFunctionObjArgs(of.reached_made, request->record, settled, offered, NULL);
     const bool done = reached != NULL && PyDict_SetItem(offers->parts[REACHED], request->name, reached) == 0;
     let_go((PyObject *const[]){settled, offered, reached}, 3);
-    return done && (!request->begins || PyList_Append(offers->parts[BEGUN], request->tracked) == 0);
+    return done && (!request->has_no_cursors || PyList_Append(offers->parts[BEGUN], request->tracked) == 0);
 }
 
 static Verdict collect(const Offers *offers, Request *request)

@@ -250,8 +250,8 @@ class Offloader(EventEmitter):
 
         If a report or `note` raises an error, the reports before it have taken effect.
         """
-        for one in tuple(reports):
-            ended = self.report(*one.arguments()).ended
+        for report in tuple(reports):
+            ended = self.report(*report.arguments()).ended
             if ended is not None:
                 note(ended)
 

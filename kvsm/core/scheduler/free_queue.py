@@ -87,9 +87,9 @@ def _keys_of(pool: DevicePool, blocks: Sequence[int]) -> list[bytes | None]:
 
 
 def _pieces(queue: Iterator[int], safe: Sequence[int], enough: int) -> Iterator[list[int]]:
-    """Return the blocks of the queue until `enough` safe ones were passed. The caller adds these to `safe`.
+    """Yield pieces of the queue until `safe` has `enough` blocks. The caller adds the safe blocks to it.
 
-    In pieces, because the index looks up many keys faster together. Most are all safe, or all new.
+    The index looks up the keys of a piece faster than one by one. Most pieces are all safe, or all new.
     """
     while (lacking := enough - len(safe)) > 0 and (blocks := list(islice(queue, max(lacking, PIECE)))):
         for begin in range(0, len(blocks), PIECE):

@@ -234,19 +234,19 @@ def _cursors(ledger: Ledger, requests: Iterable[str]) -> dict[str, Sequence[int]
 
 
 class NativeStoreOffers(StoreOffers):
-    """Offers of which `due` and `collect_due` are native. Their rare cases fall back to Python.
+    """`StoreOffers` with native `due` and `collect_due`. Their rare cases fall back to Python.
 
-    A program may replace a function that has a twin, or its code, at any time. Then Python runs.
+    If a program replaces a function that has a twin in C, or its code, Python runs.
     """
 
     def due(self, requests: Requests, scheduled: Iterable[str]) -> dict[str, TrackedRequest]:
         due = None
-        if not _are_replaced(_TWINS_OF_DUE):
+        if not _any_replaced(_TWINS_OF_DUE):
             due = native.find_due(requests, scheduled, self._stores_early)
         return super().due(requests, scheduled) if due is None else due
 
     def collect_due(self, batch: OfferBatch, due: dict[str, TrackedRequest]) -> None:
-        if _are_replaced(_TWINS_OF_COLLECT):
+        if _any_replaced(_TWINS_OF_COLLECT):
             super().collect_due(batch, due)
         else:
             native.collect_due(batch, due)
@@ -274,7 +274,7 @@ _TWINS_OF_COLLECT = [
 ]
 
 
-def _are_replaced(twins: list[_Twin]) -> bool:
+def _any_replaced(twins: list[_Twin]) -> bool:
     for owner, name, function, code in twins:
         if getattr(owner, name) is not function or function.__code__ is not code:
             return True

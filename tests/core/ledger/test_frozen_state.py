@@ -324,7 +324,7 @@ def test_each_length_of_a_key(key_size: int) -> None:
 @pytest.mark.parametrize("part", [0, 1])
 @pytest.mark.parametrize("cost", [100, 1000])
 def test_a_call_costs_no_more_than_it_may(part: int, cost: int) -> None:
-    """Whoever folds the next event waits for it. What is left is for the next part: of the device blocks."""
+    """The next event waits for the call. The last call returns what it did not use, for the next part."""
     one, calls = stored(4000).freeze()[part], 1  # type: ignore[attr-defined]
     while not (left := one.go_on(cost)):
         calls += 1

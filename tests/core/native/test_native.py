@@ -443,7 +443,7 @@ def test_wrong_events_are_refused_alike(seed: int) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2, 61, 62, 63, 64, 1000])
 def test_a_worker_that_is_not_there_has_no_reports(workers: int) -> None:
-    """C notes who has reported in a number of 64 bits, and leaves the others to Python."""
+    """C has a bit for each worker in an int64. Workers beyond these are left to Python."""
     config = OffloadConfig(host_blocks=2, device_blocks=2, workers=workers)
     twins = Twins(config)
     for event in (
@@ -460,7 +460,7 @@ def test_a_worker_that_is_not_there_has_no_reports(workers: int) -> None:
 
 
 def test_a_request_that_has_finished_offers_no_blocks() -> None:
-    """It is known until its load has ended."""
+    """The ledger has its record until its load has ended."""
     config = OffloadConfig(host_blocks=2, device_blocks=4)
     twins = Twins(config)
     for event in (

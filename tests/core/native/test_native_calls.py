@@ -257,9 +257,9 @@ def test_another_thread_is_refused_until_the_driver_has_ended() -> None:
 )
 @pytest.mark.parametrize("meanwhile", ["reset", "arrive", "tick"])
 def test_a_clock_may_call_the_core(meanwhile: str, name: str, arguments: tuple[Any, ...], asked: int) -> None:
-    """It changes the ledger while a call goes on: what was read before is not believed."""
+    """It changes the ledger in the middle of a call: what was read before must be read again."""
     if (meanwhile, name) == ("reset", "match"):
-        return  # Both refuse it, in other words.
+        return  # The bodies refuse this with different errors (specs/mutation.md).
     twins = with_loads()
     twins.call("match", "p", KEYS[:1])
     for core in twins.both:
@@ -296,7 +296,7 @@ def test_a_clock_may_replace_what_a_call_reads(call: tuple[Any, ...]) -> None:
 
 
 class ClockThatCalls(Times):
-    """A clock that calls the core when it is asked for the time `asked` times."""
+    """A clock that calls the core when it is asked for the `asked`-th time."""
 
     def __init__(self, core: Offloader, name: str, asked: int) -> None:
         super().__init__()
@@ -475,7 +475,7 @@ def stores(twins: TwinCores) -> list[list[int]]:
 @pytest.mark.parametrize("new", range(1, 5))
 @pytest.mark.parametrize("resident", range(3))
 def test_a_store_into_a_full_pool_evicts_alike(new: int, resident: int) -> None:
-    """The eldest blocks that are not offered. An eviction names the store that it makes room for."""
+    """The oldest blocks that are not offered. An eviction names the store that it makes room for."""
     twins = TwinCores(OffloadConfig(host_blocks=4, device_blocks=20))
     twins.call("prepare_store", "r", KEYS[:4], range(4))
     twins.call("submit", [live(twins)])
@@ -589,7 +589,7 @@ def test_flushes_wait_alike(
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_flush_that_fails_stops_the_core(fault: Callable[[], BaseException]) -> None:
-    """Whatever the error is: the events that were not written are folded."""
+    """Any error stops the core: the ledger has folded events that the log lacks."""
     twins = TwinCores(CONFIG)
     twins.call("arrive", "r")
     for core in twins.both:
@@ -659,7 +659,7 @@ def test_a_report_that_fails_leaves_those_before_it() -> None:
     assert not twins.python.ledger.transfers
 
 
-def test_a_publisher_that_fails_ends_the_reports_of_a_step() -> None:
+def test_a_publisher_that_fails_stops_report_all() -> None:
     twins = with_two_stores()
     first, second = twins.python.ledger.transfers
     for core in twins.both:
@@ -803,7 +803,7 @@ def test_a_usual_step_is_decided_in_c(flush_within_ms: int) -> None:
 
 
 WRITES = [MemoryLog.flush.__code__]
-# What a flush enters.
+# Functions in Python that a flush calls.
 
 
 @pytest.mark.parametrize("form", [list, tuple])
@@ -879,7 +879,7 @@ def test_usual_calls_give_back_what_they_took() -> None:
             if plan is not None:
                 core.submit([plan.transfer])
                 core.report(plan.transfer, 0, True)
-            # Of the owners of an offer that has a resident key, one has no new keys.
+            # One key is resident, so one owner of this offer has no new key.
             keys = [b"%d" % block, b"other-%d" % block, b"more-%d" % block]
             plan = core.store(((name, 1), ("other", 1), ("more", 1)), keys, [60, 61, 62]).job
             if plan is not None:

@@ -337,7 +337,7 @@ def test_a_core_without_memory_is_as_it_was_or_stops(name: str, allocator: Alloc
 
 @each_allocator
 def test_a_store_without_memory_for_its_keys_stops_nothing(allocator: Allocator) -> None:
-    """Python keeps the memory of some tuples of each length, so a list of keys would never lack it."""
+    """Python keeps some tuples of each length for reuse. They are taken first: else no memory would lack."""
 
     taken = [tuple(range(10)) for _ in range(2500)]
 
@@ -374,7 +374,7 @@ def hand_with_due() -> Hand:
 
 
 def offers_scene(call: str) -> Scene:
-    """A step that gets an error drops its batch. Only requests in the batch may wait for later blocks."""
+    """A step that fails drops its batch. Then `next_offer` may have changed only for its requests."""
     scheduler = hand_with_due().scheduler
     tracked, batch = scheduler.state.tracked, scheduler.offers._batch()
     due = dict(tracked)

@@ -1,4 +1,4 @@
-"""The native body offers what Python offers, in the same batches. A function that a program replaced runs."""
+"""Both bodies offer the same batches. If a program replaces a Python function, the replacement is called."""
 
 from __future__ import annotations
 
@@ -393,7 +393,7 @@ def test_names_come_in_any_form(form: Callable[[list[str]], Any]) -> None:
         assert list(ours) == list(theirs) == ["r0", "r2", "r1"]
 
 
-# A function that was replaced runs.
+# Functions that were replaced.
 
 
 TWINS = [*_TWINS_OF_DUE, *_TWINS_OF_COLLECT]
@@ -401,8 +401,8 @@ each_twin = pytest.mark.parametrize("place", range(len(TWINS)), ids=[twin.name f
 
 
 @each_twin
-def test_a_function_that_is_replaced_runs(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also one that is replaced when the scheduler exists."""
+def test_a_replacement_is_called_instead_of_c(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if the function is replaced after the scheduler was made."""
     owner, name, function, _ = TWINS[place]
     hand, requests = decoding(2)
     ran = list[str]()
@@ -418,19 +418,19 @@ def test_a_function_that_is_replaced_runs(place: int, monkeypatch: pytest.Monkey
 
 
 @each_twin
-def test_a_function_whose_text_is_changed_runs(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As exhibits of the museum and planted bugs change it."""
+def test_changed_code_is_called_instead_of_c(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exhibits of the museum and planted bugs change functions like this."""
     hand, requests = decoding(2)
     monkeypatch.setattr(TWINS[place].function, "__code__", _broken.__code__)
-    with pytest.raises(RuntimeError, match="the planted text runs"):
+    with pytest.raises(RuntimeError, match="the planted code runs"):
         hand.step(*requests)
 
 
 def _broken(*_: object, **__: object) -> None:
-    raise RuntimeError("the planted text runs")
+    raise RuntimeError("the planted code runs")
 
 
-def test_a_derived_class_has_its_own_text() -> None:
+def test_a_derived_class_runs_in_python() -> None:
     class Derived(StoreOffers):
         """Offers of a program."""
 
