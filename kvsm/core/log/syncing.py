@@ -7,7 +7,7 @@ from typing import Literal
 
 from kvsm.core.log.log_thread import LogThread, SyncJob
 from kvsm.core.log.opening import Opening
-from kvsm.core.log.segment_file import Synced, WritePlace
+from kvsm.core.log.segment_file import SegmentFile, Synced, WritePlace
 
 Durability = Literal["none", "interval", "every"]
 
@@ -26,6 +26,11 @@ class Syncing:
         self.waits = durability != "interval" or not sync_thread
         self.thread = LogThread("kvsm-log-sync")
 
+    def due_ns(self, segment: SegmentFile, now: int) -> int:
+        """Return the time (monotonic ns) from which on the segment is to be synced, as seen at `now`."""
+        # A clock that has gone back says nothing about the time since the last sync.
+        return segment.synced.at_ns + self.interval_ns if segment.synced.at_ns <= now else now
+
     def sync_in_time(self, place: WritePlace, now: int, opening: Opening | None) -> None:
         """If a sync is due at `now` (monotonic ns), sync or begin to. Raises `OSError` if a sync has failed.
 
@@ -36,8 +41,7 @@ class Syncing:
         if segment.sync_failure is not None:
             raise segment.sync_failure
         is_wanted = opening is not None and opening.needs_sync()
-        # A clock that has gone back says nothing about the time since the last sync.
-        if 0 <= now - segment.synced.at_ns < self.interval_ns and not is_wanted:
+        if now < self.due_ns(segment, now) and not is_wanted:
             return
         if self.waits:
             self.sync(place)

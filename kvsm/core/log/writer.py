@@ -352,7 +352,7 @@ class LogWriter:
             return
         self._nothing_until_ns = min(now + self._syncing.interval_ns, self._look_at_ns)
         if place.segment.loss is None and place.segment.announced:
-            due_ns = place.segment.synced.at_ns + self._syncing.interval_ns
+            due_ns = self._syncing.due_ns(place.segment, now)
             self._only_write_until_ns = min(due_ns, self._look_at_ns) if self._syncs else self._look_at_ns
 
     def _settle(self) -> None:

@@ -375,6 +375,20 @@ def test_durability_is_what_was_chosen(
     assert [*counts, len(syncs)] == expected
 
 
+def test_a_clock_that_goes_back_delays_no_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The flush right after it has nothing to sync, and so says nothing about the time of the last sync."""
+    now = [10_000_000_000]
+    monkeypatch.setattr("kvsm.core.log.writer.time.monotonic_ns", lambda: now[0])
+    life = Life(tmp_path / "log", durability="interval", sync_interval_ms=100)
+    now[0] -= 1_000_000_000
+    life.writer.flush()
+    for _ in range(3):
+        life.append(1)
+        now[0] += 60_000_000
+    assert life.writer._place.segment.synced.seq >= 1
+    life.writer.close()
+
+
 @pytest.mark.parametrize("sync_thread", [False, True])
 def test_a_segment_is_synced_before_the_next_one_opens(
     tmp_path: Path, syncs: list[int], sync_thread: bool

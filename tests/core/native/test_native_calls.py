@@ -678,6 +678,21 @@ def test_the_note_of_an_end_may_use_the_core() -> None:
     assert isinstance(stopped.error, Poisoned)
 
 
+def test_who_replaces_the_report_of_one_core_gets_all_reports() -> None:
+    twins = with_two_stores()
+    reports = reports_of(next(iter(twins.python.ledger.transfers)), 2)
+    heard = list[tuple[Any, ...]]()
+    for core in twins.both:
+
+        def listen(*how: Any, report: Callable[..., Any] = core.report) -> Any:
+            heard.append(how)
+            return report(*how)
+
+        core.report = listen  # type: ignore[method-assign]
+    twins.call("report_all", reports, NOTES)
+    assert heard == [one.arguments() for one in reports] * 2
+
+
 def test_two_pins_of_one_block_are_refused_as_one_too_many() -> None:
     assert "cannot pin one more" in str(with_loads().call("match", "p", [KEYS[0], KEYS[0]]).error)
 
