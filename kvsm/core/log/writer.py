@@ -347,12 +347,14 @@ class LogWriter:
 
         is_busy: whether the next flush may have to do more than write.
         """
-        place, self._flushed_ns = self._place, now
+        segment, self._flushed_ns = self._place.segment, now
         if is_busy:
             return
         self._nothing_until_ns = min(now + self._syncing.interval_ns, self._look_at_ns)
-        if place.segment.loss is None and place.segment.announced:
-            due_ns = self._syncing.due_ns(place.segment, now)
+        if segment.loss is not None or not segment.announced or self._syncing.thread.is_busy:
+            return
+        if self._retention.oldest() >= segment.oldest:
+            due_ns = self._syncing.due_ns(segment, now)
             self._only_write_until_ns = min(due_ns, self._look_at_ns) if self._syncs else self._look_at_ns
 
     def _settle(self) -> None:

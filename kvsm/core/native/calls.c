@@ -331,10 +331,11 @@ static Verdict report_all(Call *call)
 
 static Verdict arrive(Call *call)
 {
-    PyObject *const values[] = {call->arguments[0], python.empty_text};
     PyObject *record;
-    if (call->names != NULL || call->count != 1 || !is_name(values[0]) || !known(call, values[0], &record))
+    if (call->names != NULL || call->count != 1 || !is_name(call->arguments[0]) ||
+        !known(call, call->arguments[0], &record))
         return REFERENCE;
+    PyObject *const values[] = {call->arguments[0], python.empty_text};
     const bool is_new = record == NULL;
     Py_XDECREF(record);
     return is_new ? emitted_alone(call, KIND_RequestArrived, values, 2) : returns_none(call);
@@ -345,10 +346,10 @@ static PyObject *is_aborted(const Call *call)
 {
     if (call->names == NULL)
         return Py_False;
-    PyObject *aborted = call->arguments[call->count];
-    const bool fits = PyTuple_Size(call->names) == 1 && PyBool_Check(aborted) &&
-                      same_text(PyTuple_GetItem(call->names, 0), name_of(N_aborted));
-    return fits ? aborted : NULL;
+    const bool is_one = PyTuple_Size(call->names) == 1 &&
+                        same_text(PyTuple_GetItem(call->names, 0), name_of(N_aborted));
+    PyObject *aborted = is_one ? call->arguments[call->count] : NULL;
+    return is_one && PyBool_Check(aborted) ? aborted : NULL;
 }
 
 static Verdict finish(Call *call)
@@ -562,7 +563,7 @@ PyType_Spec core_spec = {
 };
 
 /* connect_core(Offloader, Match, PreparedStore, TransferJob, Ended, ReportResult, recorded_ns, described, time_ns, NativeLedger,
-   IllegalTransition, InvalidEvent, NOBODY, THE_LOG, KEY_BYTES_MAX, time, JOBS_LEAVE, STEP_ENDED, REPORTS_TAKEN): take what the calls need of Python. */
+   IllegalTransition, InvalidEvent, cannot_pin, NOBODY, THE_LOG, KEY_BYTES_MAX, time, JOBS_LEAVE, STEP_ENDED, REPORTS_TAKEN): take what the calls need of Python. */
 PyObject *connect_core(PyObject *module, PyObject *arguments)
 {
     (void)module;
@@ -575,7 +576,7 @@ PyObject *connect_core(PyObject *module, PyObject *arguments)
         &of.arrive,  &of.finish,    &of.tick,         &of.end_step};
     PyObject **const others[] = {&of.match_made,         &of.prepared_made, &of.job_made,   &of.ended_made,
                                  &of.result_made,        &of.recorded_ns,        &of.described,     &of.time_ns,    &of.native_ledger,
-                                 &of.illegal_transition, &of.invalid_event, &of.nobody,     &of.the_log,
+                                 &of.illegal_transition, &of.invalid_event, &of.cannot_pin, &of.nobody,     &of.the_log,
                                  &of.key_bytes_max, &of.time, &of.jobs_leave, &of.step_ended, &of.reports_taken};
     const Py_ssize_t num_others = sizeof others / sizeof *others;
     if (PyTuple_Size(arguments) != 1 + num_others)

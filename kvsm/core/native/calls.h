@@ -16,7 +16,7 @@ typedef struct {
         *end_step; /* the functions */
     PyObject *match_made, *prepared_made, *job_made, *ended_made, *result_made; /* classes of what calls return */
     PyObject *counted;                                          /* the result of a report that ended nothing */
-    PyObject *recorded_ns, *described, *time_ns, *native_ledger, *illegal_transition, *invalid_event;
+    PyObject *recorded_ns, *described, *time_ns, *native_ledger, *illegal_transition, *invalid_event, *cannot_pin;
     PyObject *nobody, *the_log; /* values of `_may_change` if no thread may change the ledger */
     PyObject *one, *no_key, *key_bytes_max, *time, *jobs_leave, *step_ended, *reports_taken;
 } OfPython;

@@ -80,6 +80,18 @@ static bool holds(Call *call, PyObject *request, const Batch *slots)
     return same;
 }
 
+/* Raise in Python what stands for this refusal of the ledger. A clock that uses the core can bring it about. */
+static void refuse_pin(PyObject *request)
+{
+    PyObject *kind, *refusal, *trace;
+    PyErr_Fetch(&kind, &refusal, &trace);
+    PyErr_NormalizeException(&kind, &refusal, &trace);
+    Py_XDECREF(PyObject_CallFunctionObjArgs(of_python.cannot_pin, request, refusal, NULL));
+    Py_XDECREF(kind);
+    Py_XDECREF(refusal);
+    Py_XDECREF(trace);
+}
+
 /* Pin the slots for the request, unless that changes nothing (`_pin`). others: the other fields of `HitMatched`. */
 static Verdict pin_slots(Call *call, PyObject *request, const Batch *slots, PyObject *const others[4])
 {
@@ -95,6 +107,8 @@ static Verdict pin_slots(Call *call, PyObject *request, const Batch *slots, PyOb
     PyObject *const values[] = {request, ids, others[0], others[1], others[2], others[3]};
     const Verdict verdict = ids == NULL ? REFERENCE : emitted_alone(call, KIND_HitMatched, values, 6);
     Py_XDECREF(ids);
+    if (verdict == FAILED && PyErr_ExceptionMatches(of_python.illegal_transition))
+        refuse_pin(request);
     return verdict;
 }
 

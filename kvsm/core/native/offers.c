@@ -71,6 +71,13 @@ static Verdict add_due(PyObject *due, PyObject *requests, PyObject *name, bool i
     return verdict;
 }
 
+/* Whether these names are still there if they are left to Python. */
+static bool can_be_read_again(PyObject *names)
+{
+    return PyDict_CheckExact(names) || PyList_CheckExact(names) || PyTuple_CheckExact(names) ||
+           PyAnySet_CheckExact(names);
+}
+
 /* find_due(requests, scheduled, is_eager): the due requests by name. None: left to Python. */
 PyObject *find_due(PyObject *module, PyObject *arguments)
 {
@@ -78,7 +85,7 @@ PyObject *find_due(PyObject *module, PyObject *arguments)
     PyObject *requests, *scheduled, *eager, *name;
     if (!PyArg_UnpackTuple(arguments, "find_due", 3, 3, &requests, &scheduled, &eager))
         return NULL;
-    if (!PyDict_CheckExact(requests) || PyIter_Check(scheduled)) /* an iterator cannot be read again if it is left to Python */
+    if (!PyDict_CheckExact(requests) || !can_be_read_again(scheduled))
         Py_RETURN_NONE;
     PyObject *names = PyObject_GetIter(scheduled), *due = names == NULL ? NULL : PyDict_New();
     Verdict verdict = due == NULL ? FAILED : FOLDED;
@@ -200,8 +207,7 @@ static bool full_chunks(const Offers *offers, Request *request)
     const int64_t *numbers = request->numbers, prompt = numbers[PROMPT], all = numbers[ALL] - 1;
     const int64_t confirmed = least(numbers[COMPUTED] - numbers[PLACEHOLDERS], prompt > all ? prompt : all);
     int64_t limit;
-    if (confirmed < 0 || confirmed > INT64_MAX / 2 || !is(tracked, N_trusted, Py_None) ||
-        !get_number(tracked, N_max_store_tokens, &limit) || (request->table = table_of(tracked)) == NULL)
+    if (confirmed < 0 || confirmed > INT64_MAX / 2 || !get_number(tracked, N_max_store_tokens, &limit) || (request->table = table_of(tracked)) == NULL)
         return false;
     if (!is(tracked, N_prompt_only, Py_False)) {
         if (!is(tracked, N_prompt_only, Py_True))
@@ -327,7 +333,9 @@ static bool note_reached(const Offers *offers, const Request *request)
 
 static Verdict collect(const Offers *offers, Request *request)
 {
-    PyObject *engines = find_record(offers, request) ? get(request->tracked, N_request) : NULL, *suffix;
+    PyObject *suffix, *engines = find_record(offers, request) && is(request->tracked, N_trusted, Py_None)
+                                     ? get(request->tracked, N_request)
+                                     : NULL;
     Verdict verdict = engines == NULL ? REFERENCE : ask_engine(engines, NUM_NUMBERS, request->numbers);
     if (verdict == FOLDED && (request->hashes = get(engines, N_block_hashes)) == NULL)
         verdict = FAILED;

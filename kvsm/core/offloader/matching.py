@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import msgspec
 
@@ -212,7 +212,12 @@ def _pin(
         packed = pack(slots)
         core.emit(ev.HitMatched, request, packed, missed, asked, on_device, on_host)
     except IllegalTransition as refusal:
-        raise LimitReached(f"request {request} cannot pin one more: {refusal}") from refusal
+        cannot_pin(request, refusal)
+
+
+def cannot_pin(request: str, refusal: IllegalTransition) -> NoReturn:
+    """Raise `LimitReached`, because the ledger refuses the pins."""
+    raise LimitReached(f"request {request} cannot pin one more: {refusal}") from refusal
 
 
 @checks_request

@@ -404,6 +404,7 @@ native.connect_core(
     NativeLedger,
     IllegalTransition,
     InvalidEvent,
+    matching.cannot_pin,
     NOBODY,
     THE_LOG,
     KEY_BYTES_MAX,

@@ -270,3 +270,26 @@ def test_an_old_segment_that_cannot_be_deleted_is_told(
     monkeypatch.setattr(Path, "unlink", unlink)
     with watched(tmp_path / "log", 4000), pytest.raises(LogWriteFailed, match="not permitted"):
         append_all(life.writer, 5000)
+
+
+DELETING: dict[str, Any] = {"segment_bytes": 1500, "max_bytes": 12_000, "on_failure": "continue"}
+
+
+def test_the_next_flush_deletes_a_segment_that_could_not_be_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although it has nothing else to do than to write."""
+    life, unlink, failed = Life(tmp_path / "log", **DELETING), Path.unlink, list[Path]()
+
+    def failing_once(path: Path, missing_ok: bool = False) -> None:
+        if path.suffix == ".kvsm" and not failed:
+            failed.append(path)
+            raise PermissionError(1, "Operation not permitted")
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", failing_once)
+    while not failed:
+        life.append(1)
+    life.append(1)
+    assert not failed[0].exists()
+    life.writer.close()

@@ -20,6 +20,8 @@ from test_log_owner import in_a_fork
 
 from examples import examples
 from kvsm.core.log import LogReader
+from kvsm.core.log.log_thread import SyncJob
+from kvsm.core.log.segment_file import Synced
 from kvsm.errors import LogWriteFailed
 
 THREADED: dict[str, Any] = {"durability": "interval", "sync_interval_ms": 0, "sync_thread": True}
@@ -131,6 +133,23 @@ def test_a_failed_sync_in_the_thread_loses_all_since_the_last_good_one(
     written = life.append(4)
     life.writer.close()
     assert kept_and_gaps(tmp_path / "log") == ([one.seq for one in written], [(1, 3)])
+
+
+def test_a_sync_that_fails_long_before_the_next_one_is_due_is_noticed_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An opening asked for it, and was abandoned: so no other sync is due."""
+    life = Life(tmp_path / "log", **THREADED | {"sync_interval_ms": 3_600_000, "on_failure": "continue"})
+    disk, place = SlowDisk(monkeypatch), life.writer._place
+    life.writer._syncing.thread.begin(SyncJob(place.segment, Synced(place.offset, 0, time.monotonic_ns())))
+    assert disk.begun.wait(MOST_SECONDS)
+    life.append(1)
+    disk.error, disk.is_open = OSError(errno.EIO, os.strerror(errno.EIO)), True
+    disk.let()
+    until(lambda: place.segment.sync_failure is not None)
+    life.append(1)
+    assert life.writer.broken_from == 1
+    life.writer.close()
 
 
 def test_a_failed_write_during_a_failing_sync_loses_what_both_lose(

@@ -341,6 +341,17 @@ def test_a_request_that_the_ledger_does_not_know_arrives_in_its_turn() -> None:
     assert [run[0] for run in batch[2]] == due
 
 
+@pytest.mark.parametrize(("trusted", "name"), [(4, "num_tokens"), (100, "num_prompt_tokens")])
+def test_a_request_whose_load_may_fail_is_left_to_python_at_once(trusted: int, name: str) -> None:
+    """Python reads this attribute later, or not at all."""
+
+    def change(hand: Hand, request: Any) -> None:
+        hand.scheduler.state.tracked[request.request_id].trusted = trusted
+        request.odd[name] = _raising
+
+    alike(change)
+
+
 @pytest.mark.parametrize("name", ["num_computed_tokens", "num_tokens", "block_hashes"])
 @pytest.mark.parametrize(
     "harm",
@@ -380,7 +391,8 @@ class _Names:
 
 @pytest.mark.parametrize("form", [list, tuple, set, dict.fromkeys, iter, _Names])
 def test_names_come_in_any_form(form: Callable[[list[str]], Any]) -> None:
-    """Also in one that can be read only once."""
+    """Those that may be gone once they were read are left to Python."""
+    assert (native.find_due({}, form(["r0"]), True) is None) == (form in (iter, _Names))
     hand, _ = decoding(3)
     names: list[Any] = ["r0", "none", "r2", "r1"]
     ours, theirs = (
