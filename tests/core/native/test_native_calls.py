@@ -52,6 +52,13 @@ from kvsm.ids import SMALL, array_of, pack, to_list, unpack
 if native.WHY_NOT:
     pytest.skip(f"Python decides: {native.WHY_NOT}", allow_module_level=True)
 
+
+@pytest.fixture(autouse=True)
+def notes_that_do_not_fail() -> None:
+    """All tests share them, and a random one may leave them failing."""
+    NOTES.fails = False
+
+
 CONFIG = OffloadConfig(host_blocks=40, device_blocks=100)
 PACKAGE = str(Path(kvsm.__file__).parent)
 TWO_BODIES = {name for name in vars(native.CoreBody) if not name.startswith("__")}
