@@ -280,7 +280,7 @@ static PyObject *report_one(PyObject *core, PyObject *given)
     bool read = true;
     for (int one = 0; read && one < 6; one++)
         read = (values[one] = attribute_of(given, fields[one])) != NULL;
-    /* Who listens to the reports of one core replaces its `report`. */
+    /* If a program has replaced `report` on this core, its function is called. */
     const bool is_native =
         read && begin_call(&call) && PyDict_GetItemWithError(call.fields, name_of(N_report)) == NULL;
     const Verdict verdict = is_native ? report(&call) : REFERENCE;
@@ -341,7 +341,7 @@ static Verdict arrive(Call *call)
     return is_new ? emitted_alone(call, KIND_RequestArrived, values, 2) : returns_none(call);
 }
 
-/* Whether the request was aborted, as the other arguments say. NULL: Python reads them. */
+/* The value of the argument `aborted`; borrowed. NULL: left to Python. */
 static PyObject *is_aborted(const Call *call)
 {
     if (call->names == NULL)

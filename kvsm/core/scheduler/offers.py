@@ -236,7 +236,7 @@ def _cursors(ledger: Ledger, requests: Iterable[str]) -> dict[str, Sequence[int]
 class NativeStoreOffers(StoreOffers):
     """`StoreOffers` with native `due` and `collect_due`. Their rare cases fall back to Python.
 
-    If a program replaces a function that has a twin in C, or its code, Python runs.
+    If a program replaces a function that has a twin in C, or the code of one, the Python body runs.
     """
 
     def due(self, requests: Requests, scheduled: Iterable[str]) -> dict[str, TrackedRequest]:
